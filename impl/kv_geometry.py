@@ -225,9 +225,8 @@ class KvGeometry:
         block_bytes = self.block_bytes(_known_rule(rule))
         if available_bytes < 0:
             raise ValueError(f"available bytes must not be negative, got {available_bytes}: raise the memory budget")
-        return self._of_blocks(
-            available_bytes // block_bytes, available_bytes, max_num_batched_tokens, max_model_len, rule, concurrent_batches
-        )
+        blocks = available_bytes // block_bytes
+        return self._of_blocks(blocks, available_bytes, max_num_batched_tokens, max_model_len, rule, concurrent_batches)
 
     def capacity_of_blocks(
         self,
@@ -367,7 +366,7 @@ def _groups(
             yield Group(name, kind, formats[kinds[0]].tokens, lookback, tuple(pages(name, part, *kinds)))
 
     if c4 or dense:
-        full = pages("full", c4, "c4a", "c4_index") + pages("full", dense, "c128a") if c4 else pages("full", dense, "c128a")
+        full = [*pages("full", c4, "c4a", "c4_index"), *pages("full", dense, "c128a")]
         yield Group("full", "full", dims.block_tokens, None, tuple(full))
     yield from split("swa", every, dims.window - 1, "swa")
     if c4:
