@@ -9,7 +9,7 @@ time, so the groups lie over the same bytes and never overlap (kv_profile.md, se
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -187,8 +187,8 @@ class KvGeometry:
 
     @cached_property
     def full_page_bytes(self) -> int:
-        """P0: pages of the full-attention group; of the first sliding-window group where no layer is compressed."""
-        return self._group_bytes(self.groups[0])
+        """P0: pages of the full-attention group, 0 where no layer is compressed."""
+        return sum(self._group_bytes(group) for group in self.groups if group.lookback is None)
 
     def block_bytes(self, rule: Rule) -> int:
         """B, the pool bytes of one block, by version (section 4.2).
@@ -203,9 +203,13 @@ class KvGeometry:
         return self.bucket_bytes
 
     def blocks_per_max_request(self, in_flight_tokens: int, max_model_len: int, rule: Rule) -> int:
-        """R (sections 3 and 4.2): bytes of all pages a longest request touches over P0; 0.33.0 adds up the blocks."""
+        """R (sections 3 and 4.2): bytes of the pages one longest request touches over P0; 0.33.0 adds up the blocks.
+
+        A shape without C4A layers adds up the blocks under every rule: the pool hands them out so, and P0 is no
+        measure of a block there.
+        """
         need = [(group, group.blocks(in_flight_tokens, max_model_len)) for group in self.groups]
-        if rule == "0.33.0":
+        if rule == "0.33.0" or "c4a" not in self.formats:
             return sum(blocks for _, blocks in need)
         return _ceil_div(sum(blocks * self._group_bytes(group) for group, blocks in need), self.full_page_bytes)
 
@@ -222,11 +226,11 @@ class KvGeometry:
         `concurrent_batches` are the batches in flight (PP + 1 with async scheduling, 1 without), where the version
         counts them. Raises ValueError for an unknown rule or a limit below 1.
         """
-        block_bytes = self.block_bytes(_known_rule(rule))
         if available_bytes < 0:
             raise ValueError(f"available bytes must not be negative, got {available_bytes}: raise the memory budget")
-        blocks = available_bytes // block_bytes
-        return self._of_blocks(blocks, available_bytes, max_num_batched_tokens, max_model_len, rule, concurrent_batches)
+        blocks = available_bytes // self.block_bytes(_known_rule(rule))
+        capacity = self.capacity_of_blocks(blocks, max_num_batched_tokens, max_model_len, rule, concurrent_batches)
+        return replace(capacity, available_bytes=available_bytes)
 
     def capacity_of_blocks(
         self,
@@ -236,24 +240,18 @@ class KvGeometry:
         rule: Rule = "0.26.0",
         concurrent_batches: int | None = None,
     ) -> Capacity:
-        """The same for a known number of blocks; available bytes are then exactly those blocks."""
+        """The same for a known number of blocks; available bytes are then exactly theirs."""
         if blocks < 0:
             raise ValueError(f"blocks must not be negative, got {blocks}")
-        available = blocks * self.block_bytes(_known_rule(rule))
-        return self._of_blocks(blocks, available, max_num_batched_tokens, max_model_len, rule, concurrent_batches)
-
-    def _of_blocks(
-        self, blocks: int, available: int, batched: int, max_model_len: int, rule: Rule, concurrent: int | None
-    ) -> Capacity:
-        in_flight = batched * _concurrent_batches(rule, concurrent)
+        block_bytes = self.block_bytes(_known_rule(rule))
+        in_flight = max_num_batched_tokens * _concurrent_batches(rule, concurrent_batches)
         for name, value in (("max_num_batched_tokens", in_flight), ("max_model_len", max_model_len)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         per_request = self.blocks_per_max_request(in_flight, max_model_len, rule)
         growing = sum(g.blocks(in_flight, max_model_len) for g in self.groups if g.lookback is None)
-        block_bytes = self.block_bytes(rule)
         return Capacity(
-            available_bytes=available,
+            available_bytes=blocks * block_bytes,
             block_bytes=block_bytes,
             blocks=blocks,
             blocks_per_max_request=per_request,
@@ -267,8 +265,8 @@ class KvGeometry:
         )
 
     def marginal_bytes_per_token(self, rule: Rule = "0.26.0") -> float:
-        """Pool bytes of one more token of context inside a request: B over the block's tokens."""
-        return self.block_bytes(rule) / self.dims.block_tokens
+        """Pool bytes of one more token of context inside a request: B over the block's tokens, 0 if windows are all."""
+        return self.block_bytes(rule) / self.dims.block_tokens if self.full_page_bytes else 0.0
 
     @property
     def full_bytes_per_token(self) -> float:
