@@ -1,0 +1,194 @@
+"""How many bytes a forward pass needs, measured: live storages on the CPU, the allocator on CUDA.
+
+Components, as in vLLM's memory profiling (kv_profile.md section 5): weights; persistent buffers
+allocated at load; the workspace; the peak of a step's activations above what lives before it; on
+CUDA what the process holds outside the allocator. What remains of the budget is for KV pages.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from impl.ops.workspace import Workspace
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class PeakTensor:
+    """One allocation alive at the peak of activations."""
+
+    site: str
+    """file:line function of the model's code that allocated it"""
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """Bytes by component of one rank. None is unknown: this platform cannot answer."""
+
+    source: str
+    """`live-bytes` (storages seen by the dispatcher) or `cuda-allocator`"""
+    weights_bytes: int
+    persistent_bytes: int
+    workspace_bytes: int
+    peak_activation_bytes: int
+    non_torch_bytes: int | None
+    peak: tuple[PeakTensor, ...]
+
+    def available_bytes(self, requested_bytes: int) -> int:
+        """What the budget leaves for KV pages; negative when it does not even hold the model."""
+        used = self.weights_bytes + self.persistent_bytes + self.workspace_bytes + self.peak_activation_bytes
+        return requested_bytes - used - (self.non_torch_bytes or 0)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "peak": [asdict(tensor) for tensor in self.peak]}
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of all tensor storages alive, kept op by op.
+
+    Sizes of an op's arguments are read again after it, because `resize_` and `out=` grow storages in
+    place. Scratch memory inside one C++ operator is not visible here.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self.peak_tensors: tuple[PeakTensor, ...] = ()
+        self._storages: dict[int, tuple[weakref.ref[Any], PeakTensor]] = {}
+
+    def reset_peak(self) -> None:
+        self.peak = self.live
+        self.peak_tensors = ()
+
+    def track(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that were made outside this mode."""
+        for tensor in tensors:
+            self._see(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_flatten((out, args, kwargs))[0]:
+            if isinstance(value, Tensor):
+                self._see(value)
+        if self.live > self.peak:
+            self.peak = self.live
+            self.peak_tensors = tuple(tensor for _, tensor in self._storages.values())
+        return out
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        key = storage._cdata
+        known = self._storages.get(key)
+        if known is None:
+            dead = weakref.ref(storage, lambda _, key=key: self._forget(key))
+            self._storages[key] = (dead, _describe(tensor, size))
+            self.live += size
+        elif known[1].bytes != size:
+            self.live += size - known[1].bytes
+            self._storages[key] = (known[0], _describe(tensor, size))
+
+    def _forget(self, key: int) -> None:
+        self.live -= self._storages.pop(key)[1].bytes
+
+
+def _describe(tensor: Tensor, size: int) -> PeakTensor:
+    return PeakTensor(_site(sys._getframe(3)), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), size)
+
+
+def _site(frame: FrameType | None) -> str:
+    """The innermost frame of this package's own code, without this module's frames."""
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(_PACKAGE) and path != Path(__file__):
+            return f"{path.relative_to(_PACKAGE.parent)}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "outside impl"
+
+
+class MemoryMeter:
+    """Watches one engine's memory from before its weights load until its profile is taken.
+
+    Enter it before anything is allocated; `profile` runs the step and closes it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._live: LiveBytes | None = None
+        self._other_before = 0
+
+    def __enter__(self) -> MemoryMeter:
+        if self.device.type == "cuda":
+            torch.cuda.init()
+            torch.cuda.empty_cache()
+            self._other_before = _outside_allocator(self.device)
+        else:
+            self._live = LiveBytes()
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.__exit__(*exc)
+
+    def profile(self, weights: Iterable[Tensor], workspace: Workspace, step: Callable[[], None]) -> MemoryProfile:
+        """Run `step` twice: once to size the workspace, which is then locked, and once measured.
+
+        `step` is a full step of T tokens, sampling included, over pages that hold nothing yet.
+        """
+        step()
+        workspace.lock()
+        weight_bytes = sum({w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in weights}.values())
+        if self._live is not None:
+            self._live.track([*weights, workspace.buffer])
+            before = self._live.live
+            resident = {id(tensor) for tensor in self._alive()}
+            self._live.reset_peak()
+            step()
+            peak = self._live.peak - before
+            alive = tuple(t for t in self._live.peak_tensors if id(t) not in resident)
+            other = None
+        else:
+            torch.cuda.synchronize(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            step()
+            torch.cuda.synchronize(self.device)
+            peak = torch.cuda.max_memory_allocated(self.device) - before
+            alive = ()
+            other = max(0, _outside_allocator(self.device) - self._other_before)
+        return MemoryProfile(
+            source="live-bytes" if self._live is not None else "cuda-allocator",
+            weights_bytes=weight_bytes,
+            persistent_bytes=before - weight_bytes - workspace.nbytes,
+            workspace_bytes=workspace.nbytes,
+            peak_activation_bytes=peak,
+            non_torch_bytes=other,
+            peak=tuple(sorted(alive, key=lambda t: -t.bytes)),
+        )
+
+    def _alive(self) -> list[PeakTensor]:
+        assert self._live is not None
+        return [tensor for _, tensor in self._live._storages.values()]
+
+
+def _outside_allocator(device: torch.device) -> int:
+    """Device bytes in use that torch's allocator does not hold."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)

@@ -1,0 +1,122 @@
+"""The residual streams between sublayers, and the right to write over what is dead.
+
+Liveness of a seam (deepseek_v4_dspark.md section 2.2): POST is the last reader of the old streams
+and of the sublayer output y, so the new streams may take the old ones' memory and the layer input
+may take y's. That holds only for private dense storage that nobody else will read, and only in the
+large-token path; `refusal` checks it at every seam and the seam falls back to fresh memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from impl.handshake import Markers
+from impl.ops import mhc
+from impl.ops.workspace import Workspace
+from impl.toggles import ToggleSet
+
+
+@dataclass
+class Streams:
+    """The model's state between two sublayers. Each tensor is owned here alone."""
+
+    residual: Tensor | None
+    """bf16 [N, hc, H]"""
+    post: Tensor | None = None
+    """fp32 [N, hc]"""
+    comb: Tensor | None = None
+    """fp32 [N, hc, hc]"""
+    y: Tensor | None = None
+    """bf16 [N, H]: output of the last sublayer, not yet added to the streams"""
+
+    def pending(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What POST reads; only after a sublayer has run."""
+        assert self.residual is not None and self.y is not None and self.post is not None and self.comb is not None
+        return self.residual, self.y, self.post, self.comb
+
+    def clear(self) -> None:
+        self.residual = self.post = self.comb = self.y = None
+
+
+class Seam:
+    """One seam of the model with its reuse switches."""
+
+    def __init__(
+        self, weights: mhc.SeamWeights, toggles: ToggleSet, markers: Markers, workspace: Workspace
+    ) -> None:
+        self.weights = weights
+        self.reuse_residual = toggles.on("mhc_residual_reuse")
+        self.reuse_input = toggles.on("mhc_input_reuse")
+        self.alias_small_path = toggles.on("residual_reuse_small_path")
+        self.markers = markers
+        self.workspace = workspace
+
+    def __call__(self, streams: Streams) -> list[Tensor]:
+        """Advance `streams` over one seam; returns the layer input, bf16 [N, H], as the only reference to it."""
+        if streams.y is None:
+            assert streams.residual is not None
+            new = mhc.pre(streams.residual, self.weights)
+            streams.post, streams.comb = new.post, new.comb
+            return [new.layer_input]
+        residual, y, post, comb = streams.pending()
+        streams.clear()
+        residual_out = input_out = None
+        if self.reuse_residual or self.alias_small_path:
+            reason = self._refusal(residual)
+            if reason:
+                self.markers.refuse("mhc_residual_reuse", reason)
+            else:
+                residual_out = residual
+        if self.reuse_input:
+            reason = self._refusal(y)
+            if reason:
+                self.markers.refuse("mhc_input_reuse", reason)
+            else:
+                input_out = y
+        new = mhc.seam(residual, y, post, comb, self.weights, residual_out=residual_out, input_out=input_out)
+        if residual_out is not None and new.residual.data_ptr() == residual.data_ptr():
+            self.markers.take("mhc_residual_reuse" if self.reuse_residual else "residual_reuse_small_path")
+        if input_out is not None and new.layer_input.data_ptr() == y.data_ptr():
+            self.markers.take("mhc_input_reuse")
+        streams.residual, streams.post, streams.comb = new.residual, new.post, new.comb
+        return [new.layer_input]
+
+    def _refusal(self, tensor: Tensor) -> str:
+        """Why `tensor` may not be written over at this seam; empty when it may."""
+        if tensor.shape[0] <= mhc.SMALL_TOKENS and not self.alias_small_path:
+            return "small-token path: its programs re-read what others write"
+        return reuse_refusal(tensor, self.workspace, holders=_SEAM_HOLDERS)
+
+
+_SEAM_HOLDERS = 2
+"""References a seam itself keeps while it asks: the caller's local and the method's parameter."""
+
+
+def reuse_refusal(tensor: Tensor, workspace: Workspace, *, holders: int) -> str:
+    """Why a tensor is not private dense storage that only `holders` local names refer to; empty when it is.
+
+    A view held elsewhere shows in the storage's use count, a second name in Python's reference count.
+    """
+    if not tensor.is_contiguous() or tensor.storage_offset():
+        return "not contiguous from the start of its storage"
+    storage = tensor.untyped_storage()
+    if storage.nbytes() != tensor.numel() * tensor.element_size():
+        return "a view of a larger buffer"
+    if workspace.owns(tensor):
+        return "workspace memory"
+    if torch._C._storage_Use_Count(storage._cdata) > _uses_of_a_private_storage():
+        return "another view of its storage is alive"
+    # Above the holders: this function's parameter and getrefcount's own argument.
+    if sys.getrefcount(tensor) > holders + 2:
+        return "another reference to it is alive"
+    return ""
+
+
+def _uses_of_a_private_storage() -> int:
+    """What torch counts for a storage with one tensor, asked through its Python wrapper."""
+    tensor = torch.empty(1)
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
