@@ -1,0 +1,124 @@
+"""The command line. A command's module is imported when that command is called: `--help` stays fast."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import click
+
+from dsbench import __version__
+from dsbench.errors import InputError
+from impl.toggles import ToggleError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Entry:
+    target: str
+    """module:attribute of the click command."""
+    summary: str
+    """One line for the list of commands; the command's own help begins with it."""
+
+
+COMMANDS: dict[str, Entry] = {
+    "ab": Entry("dsbench.cli.ab:ab", "Measure arms against the baseline, in fresh boots, and judge."),
+    "doctor": Entry("dsbench.cli.doctor:doctor", "Check whether this machine can run an experiment."),
+    "judge": Entry("dsbench.cli.judge:judge", "Judge a stored experiment again from its records."),
+    "kv": Entry("dsbench.cli.kv:kv", "Turn KV bytes into blocks, tokens and concurrency."),
+    "show": Entry("dsbench.cli.show:show", "Show a stored experiment's table and verdict."),
+    "toggles": Entry("dsbench.cli.toggles:toggles", "List the toggles, or describe one."),
+}
+
+
+class CommandLine(click.Group):
+    """Imports commands on use, and reports every input error as one line on stderr with exit code 2."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            raise InputError(f"unknown command '{name}': {_nearest(name, COMMANDS) or 'see dsbench -h'}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run and exit. A command's integer return value is its exit code."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, False, **extra)
+        try:
+            code = super().main(args, prog_name, complete_var, False, **extra)
+            sys.stdout.flush()
+        except click.ClickException as error:
+            _refuse(_one_line(error))
+        except (InputError, ToggleError) as error:
+            _refuse(str(error))
+        except (click.Abort, KeyboardInterrupt):
+            click.echo("dsbench: interrupted", err=True)
+            sys.exit(INTERRUPTED)
+        except BrokenPipeError:  # the reader of our output has left, as `dsbench toggles | head -1` does
+            sys.stderr.close()
+            sys.exit(0)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(line: str) -> NoReturn:
+    click.echo(f"dsbench: {line}", err=True)
+    sys.exit(USAGE_ERROR)
+
+
+def _one_line(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    where = context.command_path if context else "dsbench"
+    if isinstance(error, click.NoSuchOption):
+        known = [name for p in context.command.get_params(context) for name in p.opts] if context else []
+        return f"unknown option '{error.option_name}': {_nearest(error.option_name, known) or f'see {where} -h'}"
+    message = " ".join(error.format_message().split()).rstrip(".")
+    return f"{message}; see {where} -h" if context else message
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+@click.group(
+    cls=CommandLine,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 improved or equivalent, 1 regressed, 2 usage, 3 inconclusive, 4 void.",
+)
+@click.version_option(__version__, message="dsbench %(version)s")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Does this change do what its author says, on my machine, beyond the noise, and does it break nothing?"""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(USAGE_ERROR)

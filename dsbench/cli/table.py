@@ -1,0 +1,49 @@
+"""Tables and JSON on standard output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+PIPE_WIDTH = 200
+"""Columns when the output is no terminal: wide enough that no figure is cut."""
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Figures stand right, words left."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    cells = [[cell_text(cell) for cell in row] for row in rows]
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if all(_is_figure(row[i]) for row in cells) else "left")
+    for row in cells:
+        table.add_row(*row)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    console.print(title, style="bold")
+    console.print(table)
+    console.print()
+
+
+def cell_text(cell: object) -> str:
+    """Whole numbers with thousands separators, others as they are."""
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+
+
+def _is_figure(text: str) -> bool:
+    return text == "-" or text.lstrip("-+")[:1].isdigit()
+
+
+def print_json(content: Any) -> None:
+    click.echo(json.dumps(content, indent=2))
+
+
+def mib(size: int) -> str:
+    """Bytes as MiB, whole where they are."""
+    return f"{size / 2**20:,.2f}".rstrip("0").rstrip(".") + " MiB"
