@@ -1,10 +1,18 @@
-"""The page pool: one tensor a page size, cut into layers' views that share block ids."""
+"""The page pool: one tensor a page size, cut into layers' views that share block ids; and the block tables."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from impl.dims import Dims
+from impl.engine.step import PageShape, state_group
+from impl.kv_geometry import BUCKETS, Bucket, Group, KvGeometry
+
+Pool = Mapping[Bucket, Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,3 +31,85 @@ class LayerPages:
     """fp32 compressor-state rows (group `c4_state` or `c128_state`)."""
     index_state: Tensor | None = None
     """fp32 rows of the indexer's compressor (group `c4_state`)."""
+
+
+def allocate_pool(geometry: KvGeometry, n_blocks: int, device: torch.device | str) -> Pool:
+    """uint8 [slots, n_blocks, page_bytes] per bucket that the shape has; block 0 is the null block."""
+    return {
+        bucket: torch.zeros(
+            (geometry.slots(bucket), n_blocks, geometry.page_bytes(bucket)), dtype=torch.uint8, device=device
+        )
+        for bucket in BUCKETS
+        if geometry.slots(bucket)
+    }
+
+
+def layer_pages(dims: Dims, geometry: KvGeometry, pool: Pool) -> list[LayerPages]:
+    """Each target layer's views of the pool, uint8 [n_blocks, page_bytes].
+
+    Raises ValueError for a shape whose compressor states need more than one group a ratio, which a step cannot name.
+    """
+    names = {group.name for group in geometry.groups}
+    for ratio in set(dims.compress_ratios) - {0}:
+        if state_group(ratio) not in names:
+            raise ValueError(f"compress_ratios {dims.compress_ratios} split {state_group(ratio)} in groups: use fewer")
+
+    def view(layer: int, kind: str) -> Tensor:
+        page = geometry.page(layer, kind)  # type: ignore[arg-type]
+        return pool[page.bucket][page.slot]
+
+    layers = []
+    for layer, ratio in enumerate(dims.compress_ratios):
+        indexed, dense = ratio == 4, ratio > 4
+        layers.append(
+            LayerPages(
+                swa_group=geometry.page(layer, "swa").group,
+                swa=view(layer, "swa"),
+                compressed=view(layer, "c4a" if indexed else "c128a") if ratio else None,
+                index_keys=view(layer, "c4_index") if indexed else None,
+                state=view(layer, "c4_state" if indexed else "c128_state") if indexed or dense else None,
+                index_state=view(layer, "c4_index_state") if indexed else None,
+            )
+        )
+    return layers
+
+
+def page_shape(dims: Dims, geometry: KvGeometry) -> PageShape:
+    """Entries a page of each kind holds, as a step needs them."""
+    kinds = {4: "c4_state"} | {ratio: "c128_state" for ratio in dims.compress_ratios if ratio > 4}
+    return PageShape(
+        window=dims.window,
+        swa_tokens=geometry.formats["swa"].tokens,
+        block_tokens=dims.block_tokens,
+        state_tokens={r: geometry.formats[kinds[r]].tokens for r in sorted({*dims.compress_ratios} - {0})},  # type: ignore[index]
+    )
+
+
+class BlockTables:
+    """Persistent block tables of the running batch, one int64 [max_num_seqs, max_blocks] a group.
+
+    All are views of one tensor, so that a step's changes cost one copy to the device.
+    """
+
+    def __init__(self, groups: Sequence[Group], max_num_seqs: int, max_model_len: int, device: torch.device | str) -> None:
+        widths = [-(-max_model_len // group.tokens) for group in groups]
+        self._flat = torch.zeros(max_num_seqs * sum(widths), dtype=torch.int64, device=device)
+        self._starts = [max_num_seqs * sum(widths[:i]) for i in range(len(groups))]
+        self._widths = widths
+        self.tables: dict[str, Tensor] = {
+            group.name: self._flat[start : start + max_num_seqs * width].view(max_num_seqs, width)
+            for group, start, width in zip(groups, self._starts, widths, strict=True)
+        }
+
+    @property
+    def nbytes(self) -> int:
+        return self._flat.nbytes
+
+    def apply(self, changes: dict[tuple[int, int, int], int]) -> None:
+        """Enter (group index, row, page) -> block, and empty `changes`."""
+        if not changes:
+            return
+        places = [self._starts[group] + row * self._widths[group] + page for group, row, page in changes]
+        update = torch.tensor([places, list(changes.values())], dtype=torch.int64).to(self._flat.device)
+        self._flat[update[0]] = update[1]
+        changes.clear()
