@@ -77,7 +77,7 @@ from impl.ops import mhc
 from tests.impl.ops.test_mhc import seam_weights
 torch.set_num_threads(1)
 ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD: freed tensors go back to the system at once
-n, hidden = 4096, 1024
+n, hidden = 8192, 1024
 w = seam_weights(hidden)
 def state():
     streams = torch.empty(n, 4, hidden, dtype=torch.bfloat16).normal_()
@@ -106,6 +106,6 @@ def test_live_bytes_agree_with_the_growth_of_the_peak_resident_set():
         out = subprocess.check_output([sys.executable, "-c", RSS_SCRIPT, mode], text=True)
         grown[mode], live[mode] = map(int, out.split())
         assert abs(grown[mode] - live[mode]) < 0.10 * live[mode], (mode, grown[mode], live[mode])
-    saved = 4096 * 4 * 1024 * 2 + 4096 * 1024 * 2
+    saved = 8192 * 4 * 1024 * 2 + 8192 * 1024 * 2
     assert live["fresh"] - live["reuse"] == saved
     assert abs(grown["fresh"] - grown["reuse"] - saved) < 0.10 * saved
