@@ -1,0 +1,213 @@
+"""One training run: AdamW with warm-up and cosine, seeded, resumable to the bit (on one machine and thread count)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from impl.dims import Dims
+from impl.model.weights import random_weights, save_weights
+from impl.train.data import batches
+from impl.train.losses import batch_loss, weight_total
+
+PARTS = ("short", "mixed", "lookup")
+"""Names of a step's batches, in the order `data.batches` gives them."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What fixes a run. One of `steps` and `minutes` is set; minutes count training time over all resumptions."""
+
+    steps: int | None = None
+    minutes: float | None = None
+    seed: int = 0
+    scale: int = 1
+    learning_rate: float = 4e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.05
+    clip_norm: float = 1.0
+    index_weight: float = 0.3
+    dense_until: float = 0.4
+    """Share of the run in which indexed layers see every visible entry."""
+    bias_rate: float = 1e-3
+    """Step of the router biases toward an even load."""
+
+
+@dataclass
+class State:
+    weights: dict[str, Tensor]
+    optimizer: torch.optim.AdamW
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """Means since the last report, for the curve and the progress line."""
+
+    step: int
+    progress: float
+    tokens: int
+    minutes: float
+    learning_rate: float
+    loss: float
+    answer_loss: dict[str, float]
+    index_kl: float
+
+
+def initial_weights(dims: Dims, seed: int) -> dict[str, Tensor]:
+    """Random weights with embeddings of the streams' scale and small sublayer outputs, so that early steps are calm."""
+    weights = random_weights(dims, seed)
+    for name, tensor in weights.items():
+        if name == "embed":
+            tensor.mul_(25.0)
+        elif name.endswith(("wo_b", "moe.w2", "moe.shared_w2")):
+            tensor.mul_((2 * dims.n_layers) ** -0.5)
+    return weights
+
+
+def new_state(dims: Dims, settings: Settings, device: str) -> State:
+    weights = {name: t.to(device) for name, t in initial_weights(dims, settings.seed).items()}
+    matrices, vectors = [], []
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and not name.endswith("moe.bias"):
+            tensor.requires_grad_()
+            (matrices if tensor.dim() > 1 else vectors).append(tensor)
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return State(weights, torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=True))
+
+
+def progress_of(state: State, settings: Settings) -> float:
+    """Share of the run that is done, 0 to 1."""
+    if settings.steps is not None:
+        return min(1.0, state.step / settings.steps)
+    assert settings.minutes is not None
+    return min(1.0, state.seconds / (60 * settings.minutes))
+
+
+def learning_rate(step: int, progress: float, settings: Settings) -> float:
+    warm = min(1.0, (step + 1) / settings.warmup_steps)
+    return settings.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def train_step(state: State, dims: Dims, settings: Settings) -> Report:
+    """One optimizer step over the step's batches; gradients are summed batch by batch."""
+    progress = progress_of(state, settings)
+    started = time.monotonic()
+    rate = learning_rate(state.step, progress, settings)
+    work = batches(settings.seed, state.step, progress, settings.scale)
+    total = weight_total(work)
+    answer_loss: dict[str, float] = {}
+    loss = index_kl = 0.0
+    loads: dict[int, list[Tensor]] = {}
+    for name, batch in zip(PARTS, work, strict=True):
+        part = batch_loss(
+            state.weights, batch, dims, total, settings.index_weight / len(PARTS), progress < settings.dense_until
+        )
+        part.loss.backward()  # type: ignore[no-untyped-call]
+        answer_loss[name] = part.answer_loss
+        loss += part.loss.item()
+        index_kl = part.index_kl
+        for layer, load in part.expert_load.items():
+            loads.setdefault(layer, []).append(load)
+        state.tokens += sum(map(len, batch.ids))
+    apply_gradients(state, rate, settings)
+    even_loads(state.weights, loads, settings.bias_rate)
+    state.step += 1
+    state.seconds += time.monotonic() - started
+    return Report(state.step, progress, state.tokens, state.seconds / 60, rate, loss, answer_loss, index_kl)
+
+
+def apply_gradients(state: State, rate: float, settings: Settings) -> None:
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
+    parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
+    torch.nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+
+
+def even_loads(weights: dict[str, Tensor], loads: dict[int, list[Tensor]], rate: float) -> None:
+    """Move each router's selection bias a fixed step toward an even load; hash-routed layers have none."""
+    for layer, seen in loads.items():
+        bias = weights.get(f"layers.{layer}.moe.bias")
+        if bias is not None:
+            load = torch.stack(seen).mean(0)
+            bias += rate * torch.sign(load.mean() - load)
+
+
+def save_checkpoint(path: Path, state: State, dims: Dims, settings: Settings) -> None:
+    content = {
+        "dims": dims.to_json(), "settings": asdict(settings), "step": state.step, "tokens": state.tokens,
+        "seconds": state.seconds, "weights": {k: v.detach() for k, v in state.weights.items()},
+        "optimizer": state.optimizer.state_dict(),
+    }  # fmt: skip
+    partial = path.with_suffix(".partial")
+    torch.save(content, partial)
+    os.replace(partial, path)
+
+
+def load_checkpoint(path: Path, dims: Dims, settings: Settings, device: str) -> State:
+    """The state saved in `path`. Raises ValueError when it is missing or belongs to other settings."""
+    if not path.exists():
+        raise ValueError(f"no checkpoint at {path}: start without --resume")
+    content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    wanted = {"dims": dims.to_json(), **asdict(settings)}
+    saved = {"dims": content["dims"], **content["settings"]}
+    for name, value in wanted.items():
+        if saved.get(name) != value:
+            detail = "" if name == "dims" else f" {saved.get(name)}, not {value}"
+            raise ValueError(f"{path} was trained with another {name}{detail}: give the same options to resume")
+    state = new_state(dims, settings, device)
+    with torch.no_grad():
+        for name, tensor in state.weights.items():
+            tensor.copy_(content["weights"][name])
+    state.optimizer.load_state_dict(content["optimizer"])
+    state.step, state.tokens, state.seconds = content["step"], content["tokens"], content["seconds"]
+    return state
+
+
+def train(
+    state: State, dims: Dims, settings: Settings, out: Path, on_report: Callable[[Report], None],
+    report_every: int = 25, checkpoint_seconds: float = 60.0,
+) -> None:  # fmt: skip
+    """Run to the end of `settings`; writes `checkpoint.pt`, `curve.jsonl` (appended) and `<name>.safetensors`."""
+    out.mkdir(parents=True, exist_ok=True)
+    saved_at = time.monotonic()
+    window: list[Report] = []
+    with open(out / "curve.jsonl", "a") as curve:
+        while progress_of(state, settings) < 1.0:
+            window.append(train_step(state, dims, settings))
+            if state.step % report_every == 0 or progress_of(state, settings) >= 1.0:
+                report = mean_report(window)
+                window = []
+                curve.write(json.dumps(asdict(report)) + "\n")
+                curve.flush()
+                on_report(report)
+                if not math.isfinite(report.loss):
+                    raise ValueError(f"the loss became {report.loss} at step {report.step}: lower --learning-rate")
+            if time.monotonic() - saved_at > checkpoint_seconds:
+                save_checkpoint(out / "checkpoint.pt", state, dims, settings)
+                saved_at = time.monotonic()
+    save_checkpoint(out / "checkpoint.pt", state, dims, settings)
+    save_weights(out / f"{dims.name}.safetensors", {k: v.detach().cpu() for k, v in state.weights.items()}, dims)
+
+
+def mean_report(window: list[Report]) -> Report:
+    last, n = window[-1], len(window)
+    return Report(
+        last.step, round(last.progress, 4), last.tokens, round(last.minutes, 3), round(last.learning_rate, 7),
+        round(sum(r.loss for r in window) / n, 4),
+        {name: round(sum(r.answer_loss[name] for r in window) / n, 4) for name in PARTS},
+        round(sum(r.index_kl for r in window) / n, 4),
+    )  # fmt: skip
