@@ -105,7 +105,7 @@ def _one_line(error: click.ClickException) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
