@@ -209,11 +209,11 @@ def post_head(
 
 def post_rows(residual: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """R'_j = post_j y + sum_i C[i, j] R_i for one tile, rounded to bf16."""
-    old = residual.float()
-    new = post[:, :, None] * y.float()[:, None, :]
+    sources = residual.float()[:, :, None].unbind(1)
+    new = post[:, :, None] * y.float()[:, None]
     term = torch.empty_like(new)
-    for i in range(old.shape[1]):
-        torch.mul(comb[:, i, :, None], old[:, i, None, :], out=term)
+    for weight, source in zip(comb[..., None].unbind(1), sources, strict=True):
+        torch.mul(weight, source, out=term)
         new += term
     return new.to(residual.dtype)
 
@@ -254,16 +254,18 @@ def _head_rows(tile: Tensor, weights: HeadWeights) -> Tensor:
 
 
 def _mean_rows(tile: Tensor) -> Tensor:
-    total = tile[:, 0] + tile[:, 1]
-    for j in range(2, tile.shape[1]):
-        total += tile[:, j]
+    first, second, *rest = tile.unbind(1)
+    total = first + second
+    for stream in rest:
+        total += stream
     return (total / tile.shape[1]).to(torch.bfloat16)
 
 
 def _weighted_sum(tile: Tensor, gates: Tensor) -> Tensor:
-    total = tile[:, 0] * gates[:, 0, None]
-    for i in range(1, tile.shape[1]):
-        total += tile[:, i] * gates[:, i, None]
+    streams, weights = tile.unbind(1), gates[..., None].unbind(1)
+    total = streams[0] * weights[0]
+    for stream, weight in zip(streams[1:], weights[1:], strict=True):
+        total += stream * weight
     return total
 
 

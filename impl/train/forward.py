@@ -198,7 +198,7 @@ def attention(
     entries = visible = None
     scores = None
     if ratio:
-        entries = compress(weights, f"{at}compressor.", x, ratio, d, dims, rounding)
+        entries = compress(weights, f"{at}compressor.", x, ratio, d, dims)
         entries = rounding.state(entries, dims.rope_dim, dims.quant_group)
         visible = visible_entries(length, ratio, x.device)
         if ratio == 4 and (trace is not None or entries.shape[1] > dims.index_topk):
@@ -275,15 +275,13 @@ def visible_entries(length: int, ratio: int, device: torch.device) -> Tensor:
     return torch.arange(length // ratio, device=device)[None, :] < count[:, None]
 
 
-def compress(
-    weights: Weights, prefix: str, x: Tensor, ratio: int, width: int, dims: Dims, rounding: Rounding
-) -> Tensor:
+def compress(weights: Weights, prefix: str, x: Tensor, ratio: int, width: int, dims: Dims) -> Tensor:
     """One row for every `ratio` tokens: `[B, S // ratio, width]`, normed and rotated, not yet rounded."""
     batch, length, _ = x.shape
     count = length // ratio
     kv, score = F.linear(x[:, : count * ratio], weights[f"{prefix}wkv_gate"]).chunk(2, dim=-1)
-    kv = kv.view(batch, count, ratio, -1)
-    score = score.view(batch, count, ratio, -1) + weights[f"{prefix}ape"]
+    kv = kv.view(batch, count, ratio, kv.shape[-1])
+    score = score.view(kv.shape) + weights[f"{prefix}ape"]
     if ratio == 4:  # overlap: the older window's tokens use the first columns, the newer's the second
         old_kv = F.pad(kv[..., :width], (0, 0, 0, 0, 1, 0))[:, :-1]
         old_score = F.pad(score[..., :width], (0, 0, 0, 0, 1, 0), value=-torch.inf)[:, :-1]
@@ -301,7 +299,7 @@ def index_scores(weights: Weights, at: str, x: Tensor, low: Tensor, dims: Dims, 
     cos, sin = (t.to(x.device)[:, None] for t in rope_table(length, 1, True, dims.index_rope_dim, dims))
     q = F.linear(low, weights[f"{at}indexer.wq_b"]).view(batch, length, heads, d)
     q = rounding.index(rotate(q, cos, sin))
-    keys = rounding.index(compress(weights, f"{at}indexer.compressor.", x, 4, d, dims, rounding))
+    keys = rounding.index(compress(weights, f"{at}indexer.compressor.", x, 4, d, dims))
     head_weights = F.linear(x, weights[f"{at}indexer.w"]) * (d**-0.5 * heads**-0.5)
     dots = torch.relu(q.reshape(batch, length * heads, d) @ keys.transpose(1, 2))
     return (dots.view(batch, length, heads, -1) * head_weights.unsqueeze(-1)).sum(2)

@@ -78,7 +78,8 @@ def initial_weights(dims: Dims, seed: int) -> dict[str, Tensor]:
 
 def new_state(dims: Dims, settings: Settings, device: str) -> State:
     weights = {name: t.to(device) for name, t in initial_weights(dims, settings.seed).items()}
-    matrices, vectors = [], []
+    matrices: list[Tensor] = []
+    vectors: list[Tensor] = []
     for name, tensor in weights.items():
         if tensor.is_floating_point() and not name.endswith("moe.bias"):
             tensor.requires_grad_()
@@ -114,7 +115,7 @@ def train_step(state: State, dims: Dims, settings: Settings) -> Report:
         part = batch_loss(
             state.weights, batch, dims, total, settings.index_weight / len(PARTS), progress < settings.dense_until
         )
-        part.loss.backward()  # type: ignore[no-untyped-call]
+        part.loss.backward()
         answer_loss[name] = part.answer_loss
         loss += part.loss.item()
         index_kl = part.index_kl
