@@ -1,0 +1,156 @@
+"""The OpenAI-compatible surface that probes use: completions, chat, streams with token times, counters."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+
+class BadAnswer(Exception):
+    """The server refused a request, or answered something that is not the protocol."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished completion."""
+
+    text: str
+    token_ids: list[int] | None
+    """None if the engine does not return them."""
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+    """From sending the request to the last byte of the answer."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One streamed completion, by the clock."""
+
+    tokens: int
+    """Tokens in all, from the usage record."""
+    first_tokens: int
+    """Tokens that came with the first piece; their time says nothing of decoding."""
+    first_at: float
+    last_at: float
+    """Clock seconds of the first and of the last piece that carried tokens."""
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens per second between the first piece and the last."""
+        return (self.tokens - self.first_tokens) / (self.last_at - self.first_at)
+
+
+class Client:
+    """Asynchronous requests to one server. Use as `async with`."""
+
+    def __init__(self, url: str, model: str, timeout_s: float) -> None:
+        self.model = model
+        # Loopback must not go through a proxy of the environment; no keep-alive limit below the streams in use.
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, trust_env=False)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def complete(self, prompt: str | list[int], max_tokens: int, *, ignore_eos: bool = True) -> Completion:
+        """A greedy completion with its token ids."""
+        body = self._body(prompt=prompt, max_tokens=max_tokens, ignore_eos=ignore_eos, return_token_ids=True)
+        start = time.perf_counter()
+        answer = await self._post("/v1/completions", body)
+        seconds = time.perf_counter() - start
+        try:
+            choice, usage = answer["choices"][0], answer["usage"]
+            ids = choice.get("token_ids")
+            return Completion(
+                str(choice["text"]),
+                None if ids is None else [int(i) for i in ids],
+                int(usage["prompt_tokens"]),
+                int(usage["completion_tokens"]),
+                seconds,
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise BadAnswer(f"/v1/completions answered without {error}") from None
+
+    async def chat(self, message: str, max_tokens: int) -> str:
+        """The reply to one user message, greedy."""
+        body = self._body(messages=[{"role": "user", "content": message}], max_tokens=max_tokens)
+        answer = await self._post("/v1/chat/completions", body)
+        try:
+            return str(answer["choices"][0]["message"]["content"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise BadAnswer(f"/v1/chat/completions answered without {error}") from None
+
+    async def stream(self, prompt: list[int], tokens: int) -> Stream:
+        """A greedy completion of exactly `tokens` tokens, streamed."""
+        body = self._body(
+            prompt=prompt,
+            max_tokens=tokens,
+            ignore_eos=True,
+            return_token_ids=True,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        first_at = last_at = 0.0
+        first_tokens, total = 0, None
+        async with self._http.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != 200:
+                raise BadAnswer(_refusal("/v1/completions", response.status_code, await response.aread()))
+            async for line in response.aiter_lines():
+                if not line.startswith("data:") or line == "data: [DONE]":
+                    continue
+                now = time.perf_counter()
+                event = json.loads(line[5:])
+                if event.get("usage"):
+                    total = int(event["usage"]["completion_tokens"])
+                carried = sum(len(choice.get("token_ids") or choice.get("text") or "") for choice in event["choices"])
+                if carried:
+                    last_at = now
+                    if not first_at:
+                        first_at, first_tokens = now, carried if "token_ids" in event["choices"][0] else 1
+        if total != tokens:
+            raise BadAnswer(f"asked for {tokens} tokens, the stream's usage says {total}")
+        if last_at <= first_at:
+            raise BadAnswer(f"all {tokens} tokens came in one piece; a decode time cannot be read")
+        return Stream(total, first_tokens, first_at, last_at)
+
+    async def counters(self) -> dict[str, float]:
+        """Every counter of /metrics, summed over its labels, and the process start time."""
+        response = await self._http.get("/metrics")
+        if response.status_code != 200:
+            raise BadAnswer(_refusal("/metrics", response.status_code, response.content))
+        return read_counters(response.text)
+
+    def _body(self, **fields: Any) -> dict[str, Any]:
+        return {"model": self.model, "temperature": 0.0, **fields}
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        response = await self._http.post(path, json=body)
+        if response.status_code != 200:
+            raise BadAnswer(_refusal(path, response.status_code, response.content))
+        try:
+            return response.json()
+        except ValueError:
+            raise BadAnswer(f"{path} answered something that is not JSON") from None
+
+
+def read_counters(text: str) -> dict[str, float]:
+    """Counters of a Prometheus page by sample name, labels summed; `process_start_time_seconds` too if it is there."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            counts = family.type == "counter" and not sample.name.endswith("_created")
+            if counts or sample.name == "process_start_time_seconds":
+                values[sample.name] = values.get(sample.name, 0.0) + float(sample.value)
+    return values
+
+
+def _refusal(path: str, status: int, content: bytes) -> str:
+    return f"{path} answered {status}: {content[:200].decode('utf-8', 'replace').strip()}"

@@ -1,0 +1,13 @@
+"""The embedded engine: `python -m impl.serve` under the interpreter that runs the harness."""
+
+from __future__ import annotations
+
+import sys
+
+from dsbench.records import Plan
+
+
+def command(plan: Plan) -> list[str]:
+    """The command line of every boot of a plan; toggles travel in the environment."""
+    until = ["--until", "profile"] if plan.until == "profile" else []
+    return [sys.executable, "-m", "impl.serve", *plan.engine_args, *until]

@@ -1,0 +1,145 @@
+"""The life of one engine process: started in a group of its own, waited for, stopped whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+POLL_S = 0.02
+
+
+class EngineFailed(Exception):
+    """The engine did not start, did not get ready, or is gone; the message says what its log ends with."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Where a healthy server answers."""
+
+    host: str
+    port: int
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+class Server:
+    """One engine process and all its children. Leaving the `with` block ends every one of them."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], boot_dir: Path, *, stop_s: float
+    ) -> None:
+        self.command = list(command)
+        self.boot_dir = boot_dir
+        self.log = boot_dir / "engine.log"
+        self._environment = {**os.environ, **environment}
+        self._stop_s = stop_s
+
+    def __enter__(self) -> Server:
+        with self.log.open("wb") as log:
+            try:
+                self.process = subprocess.Popen(
+                    self.command,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EngineFailed(f"cannot start {self.command[0]}: {error.strerror or error}") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def wait_ready(self, deadline_s: float) -> Ready:
+        """Wait for ready.json and then for /health. EngineFailed if the process ends or time runs out."""
+        deadline = time.monotonic() + deadline_s
+        ready: Ready | None = None
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
+            while time.monotonic() < deadline:
+                if (code := self.process.poll()) is not None:
+                    raise EngineFailed(f"engine ended with code {code} before it was ready{self.last_words()}")
+                ready = ready or self.read_ready()
+                if ready:
+                    with contextlib.suppress(httpx.HTTPError):
+                        if client.get(f"{ready.url}/health").status_code == 200:
+                            return ready
+                time.sleep(POLL_S)
+        state = "never wrote ready.json" if ready is None else f"did not answer {ready.url}/health"
+        raise EngineFailed(f"engine {state} within {deadline_s:g} s{self.last_words()}")
+
+    def wait_exit(self, deadline_s: float) -> None:
+        """Wait for a process that ends by itself with code 0. EngineFailed otherwise."""
+        try:
+            code = self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise EngineFailed(f"engine did not finish within {deadline_s:g} s{self.last_words()}") from None
+        if code:
+            raise EngineFailed(f"engine ended with code {code}{self.last_words()}")
+
+    def read_ready(self) -> Ready | None:
+        """ready.json as it stands now; None if it is not there or not whole."""
+        try:
+            content = json.loads((self.boot_dir / "ready.json").read_bytes())
+            return Ready(str(content["host"]), int(content["port"]), int(content["pid"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def last_words(self) -> str:
+        """The last line of the log, for an error message."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, self.log.stat().st_size - 4096))
+                lines = log.read().decode("utf-8", "replace").split("\n")
+        except OSError:
+            return ""
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"; its log ends: {last[:200]}" if last else "; its log is empty"
+
+    def stop(self) -> None:
+        """End the whole group: ask, wait, kill. Safe to call twice, and when the leader is gone already."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + self._stop_s
+        while self._group_lives() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if self._group_lives():
+            self._signal(signal.SIGKILL)
+        self.process.wait()
+        # Orphaned members are reaped by init; where init reaps nothing they stay zombies, so do not wait for ever.
+        deadline = time.monotonic() + 2.0
+        while self._group_lives() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def _group_lives(self) -> bool:
+        """Whether the group still has a member that runs; a reaped leader alone is none."""
+        self.process.poll()
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True

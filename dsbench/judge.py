@@ -1,0 +1,204 @@
+"""From a plan and its records to the verdict. Pure: the same input gives the same answer for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dsbench.compare import compare
+from dsbench.evidence import BootEvidence, gather
+from dsbench.records import (
+    EXIT_CODES,
+    Additivity,
+    Arm,
+    ArmVerdict,
+    ExperimentVerdict,
+    Plan,
+    Record,
+    Verdict,
+    VoidReason,
+    Word,
+)
+from dsbench.void import void_reasons
+
+
+def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
+    """Judge every arm of a plan against its baseline by the rules of the design page."""
+    boots = gather(plan, records)
+    usable = [boot for boot in boots if boot.ok and boot.planned.phase == "measured"]
+    rows = [row for arm in plan.arms[1:] for row in _rows(plan, usable, arm)]
+    void = [*void_reasons(plan, boots), *_drift(rows), *_nothing_checked(rows)]
+    if void:
+        rows = [row.model_copy(update={"word": "void"}) if row.word != "not-run" else row for row in rows]
+    arms = [_arm_verdict(arm, [row for row in rows if row.arm == arm.name], bool(void)) for arm in plan.arms[1:]]
+    word = _worst([arm.word for arm in arms])
+    additivity = [] if void else _additivity(plan, rows)
+    return ExperimentVerdict(
+        id=plan.id,
+        suite=plan.suite,
+        word=word,
+        exit_code=EXIT_CODES[word],
+        sentence=_sentence(plan, arms, rows, void),
+        arms=arms,
+        rows=rows,
+        void=void,
+        additivity=additivity,
+        notes=[*plan.notes, *_boot_notes(plan, boots)],
+    )
+
+
+def _rows(plan: Plan, boots: Sequence[BootEvidence], arm: Arm) -> list[Verdict]:
+    """Rows of one arm, primary first; a metric read alike by every rank is one row."""
+    rows: list[Verdict] = []
+    for metric in plan.metrics:
+        ranks = {o.rank for boot in boots for o in boot.observations if o.metric == metric.key} or {None}
+        of_ranks = [
+            compare(plan, boots, arm, metric, rank, _role(plan, arm, metric.key))
+            for rank in sorted(ranks, key=lambda r: -1 if r is None else r)
+        ]
+        alike = {row.model_copy(update={"rank": None}).model_dump_json() for row in of_ranks}
+        rows += [of_ranks[0].model_copy(update={"rank": None})] if len(alike) == 1 else of_ranks
+    order = {"primary": 0, "guard": 1, "drift control": 2, "shown": 3}
+    return sorted(rows, key=lambda row: order[row.role])
+
+
+def _role(plan: Plan, arm: Arm, key: str) -> str:
+    if key in arm.primary:
+        return "primary"
+    return "guard" if key in plan.guards else "drift control" if key in plan.drift_controls else "shown"
+
+
+def _arm_verdict(arm: Arm, rows: Sequence[Verdict], void: bool) -> ArmVerdict:
+    """Rule 5: void, else a regressed primary or guard, else the primary's word with unresolved guards listed."""
+    primary = [row.word for row in rows if row.role == "primary"]
+    guards = [row for row in rows if row.role == "guard"]
+    word: Word
+    if void:
+        word = "void"
+    elif "regressed" in [*primary, *(row.word for row in guards)]:
+        word = "regressed"
+    else:
+        word = _worst(primary)
+    unresolved = [row.metric for row in guards if row.word in ("inconclusive", "not-run")]
+    return ArmVerdict(arm=arm.name, toggles=arm.toggles, word=word, unresolved_guards=list(dict.fromkeys(unresolved)))
+
+
+def _worst(words: Sequence[Word]) -> Word:
+    """One word for several: anything bad or open wins; improved needs one improvement and nothing open."""
+    ranking: tuple[Word, ...] = ("void", "regressed", "inconclusive", "improved", "equivalent")
+    plain: list[Word] = ["void" if word == "not-run" else word for word in words]
+    return next((word for word in ranking if word in plain), "void")
+
+
+def _drift(rows: Sequence[Verdict]) -> list[VoidReason]:
+    """A drift control that moved: something other than the toggle changed, too."""
+    found = []
+    for row in rows:
+        if row.role == "drift control" and row.word in ("improved", "regressed"):
+            known = row.baseline is not None and row.candidate is not None
+            how = f"{row.baseline:,.10g} -> {row.candidate:,.10g} {row.unit}" if known else "; ".join(row.notes)
+            found.append(
+                VoidReason(
+                    code="drift",
+                    text=f"{row.metric}, which {row.arm} cannot touch, moved: {how}",
+                    mend="find what else changed between the arms (machine, clocks, weights) and run again",
+                    arm=row.arm,
+                )
+            )
+    return found
+
+
+def _nothing_checked(rows: Sequence[Verdict]) -> list[VoidReason]:
+    """A row without readings passes nothing."""
+    missing = sorted({row.metric for row in rows if row.word == "not-run"})
+    if not missing:
+        return []
+    return [
+        VoidReason(
+            code="not-run",
+            text=f"no pair of readings of {', '.join(missing)}",
+            mend="see the failed boots or probes above; run again",
+        )
+    ]
+
+
+def _additivity(plan: Plan, rows: Sequence[Verdict]) -> list[Additivity]:
+    """For the arm with all toggles: its change of each exact metric against the sum of the changes alone."""
+    singles = [arm for arm in plan.arms[1:] if len(arm.toggles) == 1]
+    together = next((arm for arm in plan.arms if len(arm.toggles) > 1 and len(arm.toggles) == len(singles)), None)
+    if together is None:
+        return []
+    delta = {
+        (row.arm, row.metric, row.rank): row.delta for row in rows if row.kind == "exact" and row.delta is not None
+    }
+    found = []
+    for row in rows:
+        if row.arm != together.name or row.unit != "B" or row.delta is None:
+            continue
+        alone = {arm.name: delta.get((arm.name, row.metric, row.rank)) for arm in singles}
+        known = {name: value for name, value in alone.items() if value is not None}
+        if len(known) == len(singles) and (row.delta or any(known.values())):
+            found.append(
+                Additivity(
+                    metric=row.metric,
+                    unit=row.unit,
+                    together=row.delta,
+                    alone=known,
+                    difference=row.delta - sum(known.values()),
+                )
+            )
+    return found
+
+
+def _boot_notes(plan: Plan, boots: Sequence[BootEvidence]) -> list[str]:
+    """Facts that limit every row: conditions nobody could read, batch invariance that is off."""
+    unknown: set[str] = set()
+    variant = False
+    for boot in boots:
+        for values in boot.conditions.values():
+            unknown |= {key for key, value in values.items() if value is None or value == "unknown"}
+            variant = variant or values.get("batch_invariant") is False
+    notes = [f"conditions unknown to the engine, so not compared: {', '.join(sorted(unknown))}"] if unknown else []
+    if variant:
+        notes.append("batch invariance is off: tokens of one request may depend on what runs beside it")
+    repeated = sorted({boot.number for boot in boots if boot.ended and boot.ended.attempt > 1})
+    if repeated:
+        notes.append(f"boots repeated after an interruption: {', '.join(map(str, repeated))}")
+    return notes
+
+
+def _sentence(plan: Plan, arms: Sequence[ArmVerdict], rows: Sequence[Verdict], void: Sequence[VoidReason]) -> str:
+    if void:
+        more = f" (and {len(void) - 1} more)" if len(void) > 1 else ""
+        return f"Void, reason {void[0].code}: {void[0].text}{more}. Mend: {void[0].mend}."
+    return " ".join(_arm_sentence(plan, arm, [row for row in rows if row.arm == arm.arm]) for arm in arms)
+
+
+def _arm_sentence(plan: Plan, arm: ArmVerdict, rows: Sequence[Verdict]) -> str:
+    if arm.word == "regressed":
+        told = [row for row in rows if row.word == "regressed" and row.role in ("primary", "guard")]
+    else:
+        told = [row for row in rows if row.role == "primary"]
+    parts = [f"{arm.arm} {arm.word}: {', '.join(map(_change, told))}"]
+    tokens = next((row for row in rows if row.metric == "identity.tokens"), None)
+    if tokens is not None and tokens.word == "equivalent":
+        parts.append("tokens identical")
+    if arm.unresolved_guards:
+        parts.append(f"guards not resolved at {plan.blocks} blocks: {', '.join(arm.unresolved_guards)}")
+    return "; ".join(parts) + "."
+
+
+def _change(row: Verdict) -> str:
+    if row.delta is None:
+        return f"{row.metric} ({'; '.join(row.notes)})"
+    if row.kind == "exact":
+        expected = f", expected {row.expected:+,} {row.unit}" if row.expected is not None else ""
+        return (
+            f"{row.metric} {row.delta:+,.10g} {row.unit}{expected}"
+            if row.delta
+            else f"{row.metric} unchanged{expected}"
+        )
+    if row.kind == "item":
+        return f"{row.metric} {row.baseline:.4g} -> {row.candidate:.4g}"
+    return (
+        f"{row.metric} {row.relative:+.2%}" if row.relative is not None else f"{row.metric} {row.delta:+.4g} {row.unit}"
+    )

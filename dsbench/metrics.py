@@ -1,0 +1,92 @@
+"""The registry of metrics: what each figure means, which way is better, and how it is judged."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from dsbench.errors import InputError
+
+Kind = Literal["exact", "sample", "item"]
+
+
+class Metric(BaseModel):
+    """One metric as a plan snapshots it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    """Dotted name; a family such as `prefill.tps.*` is resolved to one member, `prefill.tps.256`."""
+    unit: str
+    better: Literal["up", "down"]
+    kind: Kind
+    """exact: process-local, compared for equality. sample: one noisy value a boot. item: paired by item."""
+    margin: float
+    """Smallest change that matters: a fraction of the baseline, for items a share of the items, for exact 0."""
+    scope: Literal["process", "device"]
+    summary: str
+    clock: bool = False
+    """Whether it is a clock reading; two boots never read the same clock value to the last bit."""
+
+
+def _kv(name: str, unit: str, better: Literal["up", "down"], summary: str) -> Metric:
+    return Metric(
+        key=f"kv.{name}", unit=unit, better=better, kind="exact", margin=0.0, scope="process", summary=summary
+    )
+
+
+def _tps(key: str, summary: str) -> Metric:
+    return Metric(
+        key=key, unit="tok/s", better="up", kind="sample", margin=0.02, scope="process", summary=summary, clock=True
+    )
+
+
+def _item(key: str, summary: str) -> Metric:
+    return Metric(key=key, unit="items", better="up", kind="item", margin=0.0, scope="process", summary=summary)
+
+
+_METRICS = (
+    _kv("available_bytes", "B", "up", "bytes left for the KV cache after the profile"),
+    _kv("weights_bytes", "B", "down", "bytes of the weights"),
+    _kv("persistent_bytes", "B", "down", "bytes of buffers that live as long as the engine, workspace apart"),
+    _kv("workspace_bytes", "B", "down", "bytes of the persistent workspace for temporaries"),
+    _kv("peak_activation_bytes", "B", "down", "most bytes of activations alive at once in the profile step"),
+    _kv("non_torch_bytes", "B", "down", "bytes the device gave to something other than the allocator"),
+    _kv("blocks", "blocks", "up", "KV blocks that fit"),
+    _kv("tokens", "tokens", "up", "KV tokens, derived from the blocks"),
+    _kv("max_concurrency", "requests", "up", "requests of max_model_len that fit at once, derived from the blocks"),
+    _tps("decode.tps.c*", "decoded tokens per second with * streams, first token to last"),
+    _tps("prefill.tps.*", "prompt tokens per second of prompts of * tokens"),
+    _item("smoke.correct", "short questions with one right answer"),
+    _item("identity.tokens", "greedy token ids of fixed prompts, equal to the baseline's"),
+)
+
+REGISTRY: dict[str, Metric] = {metric.key: metric for metric in _METRICS}
+
+
+def metric(key: str) -> Metric:
+    """The definition of one metric; a member of a family takes the family's with its own key.
+
+    Raises InputError with the nearest names for an unknown key.
+    """
+    if key in REGISTRY and "*" not in key:
+        return REGISTRY[key]
+    for family in REGISTRY.values():
+        stem, star, _ = family.key.partition("*")
+        member = key.removeprefix(stem)
+        if star and key.startswith(stem) and member.isdigit():
+            return family.model_copy(update={"key": key, "summary": family.summary.replace("*", member)})
+    near = difflib.get_close_matches(key, REGISTRY, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(REGISTRY)}"
+    raise InputError(f"unknown metric '{key}': {hint}")
+
+
+def check_pattern(pattern: str) -> None:
+    """InputError unless a pattern such as `decode.tps.*` or `kv.blocks` can match a registered metric."""
+    stem = pattern.rstrip("*").rstrip("0123456789")
+    if not any(key.startswith(stem) for key in REGISTRY) or (pattern == stem and pattern not in REGISTRY):
+        near = difflib.get_close_matches(pattern, REGISTRY, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(REGISTRY)}"
+        raise InputError(f"matches no metric: '{pattern}'; {hint}")

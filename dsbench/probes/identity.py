@@ -1,0 +1,32 @@
+"""Token identity: the greedy token ids of fixed prompts, each alone and then several at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from dsbench.engines.client import Completion
+from dsbench.probes.boot import Boot, ProbeFailed, Reading
+
+
+async def run(boot: Boot) -> AsyncIterator[Reading]:
+    """The ids of every prompt as one item `alone/N`, and of the same prompts in a batch as `together/N`."""
+    config = boot.plan.probes.identity
+    assert config is not None
+    for number, prompt in enumerate(config.prompts, start=1):
+        yield _reading(f"alone/{number}", await boot.server.complete(prompt, config.tokens))
+    for first in range(0, len(config.prompts), config.together):
+        group = config.prompts[first : first + config.together]
+        # A group that is short is filled up with its own prompts, so that every item ran in a batch of one size.
+        filled = [group[i % len(group)] for i in range(config.together)]
+        answers = await asyncio.gather(*(boot.server.complete(prompt, config.tokens) for prompt in filled))
+        for number, answer in enumerate(answers[: len(group)], start=first + 1):
+            yield _reading(f"together/{number}", answer)
+
+
+def _reading(item: str, answer: Completion) -> Reading:
+    if answer.token_ids is None:
+        raise ProbeFailed("the engine returned no token_ids")
+    if len(answer.token_ids) != answer.completion_tokens:
+        raise ProbeFailed(f"{len(answer.token_ids)} token_ids came back for {answer.completion_tokens} tokens")
+    return Reading("identity.tokens", answer.token_ids, item=item, text=answer.text)

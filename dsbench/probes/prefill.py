@@ -1,0 +1,28 @@
+"""Prefill speed: prompts of random token ids that no cache has seen, with one token of output."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from statistics import median
+
+from dsbench.probes.boot import Boot, ProbeFailed, Reading
+
+
+async def run(boot: Boot) -> AsyncIterator[Reading]:
+    """tokens/s of each length, from sending the request to its answer; median over the repeats.
+
+    Boots of one block get the same prompts, so that a pair differs in its arm only.
+    """
+    config = boot.plan.probes.prefill
+    assert config is not None
+    rng = random.Random(f"prefill {boot.plan.seed} {boot.planned.block}")
+    for length in config.lengths:
+        rates = []
+        for _ in range(config.repeats):
+            prompt = rng.choices(range(boot.vocab_size), k=length)
+            answer = await boot.server.complete(prompt, max_tokens=1)
+            if answer.prompt_tokens != length:
+                raise ProbeFailed(f"sent {length} prompt tokens, the engine counted {answer.prompt_tokens}")
+            rates.append(answer.prompt_tokens / answer.seconds)
+        yield Reading(f"prefill.tps.{length}", median(rates), raw=rates)

@@ -1,0 +1,322 @@
+"""The nouns of an experiment: the plan, the lines of `records.jsonl`, and the verdicts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from dsbench.metrics import Metric
+from dsbench.suite import Probes, Timeouts, Until
+
+Phase = Literal["warm-up", "measured"]
+Word = Literal["improved", "regressed", "equivalent", "inconclusive", "void", "not-run"]
+Value = int | float | str | list[int]
+
+EXIT_CODES: dict[str, int] = {"improved": 0, "equivalent": 0, "regressed": 1, "inconclusive": 3, "void": 4}
+
+
+class _Noun(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --- plan -----------------------------------------------------------------------------------------------------------
+
+
+class Arm(_Noun):
+    """A build plus toggle states. The first arm of a plan is the baseline."""
+
+    name: str
+    toggles: list[str]
+    """Factors of this arm as declared, `name` or `name=off`; empty for the baseline."""
+    environment: str
+    """Value of DSBENCH_TOGGLES for its boots: factors and what they require."""
+    on: list[str]
+    """Every toggle that must read back as on."""
+    takes: list[str]
+    """Toggles whose marker must be taken in every boot; any other marker must not be."""
+    primary: list[str]
+    """Primary metrics of its factors; empty for the baseline."""
+    expected: dict[str, int]
+    """Change against the baseline that the registry expects, in bytes, by metric."""
+    declared: list[str]
+    """Conditions that may differ from the baseline's."""
+
+
+class PlannedBoot(_Noun):
+    """One engine start to come."""
+
+    number: int
+    """From 1, in order of time; also the number of its folder."""
+    arm: str
+    block: int | None
+    """From 1; none for a warm-up."""
+    phase: Phase
+
+    @property
+    def folder(self) -> str:
+        return f"{self.number:02d}-{self.arm}"
+
+
+class Plan(_Noun):
+    """Everything decided before the first boot; the verdict is a function of this and the records."""
+
+    version: Literal[1] = 1
+    id: str
+    created: str
+    """Local time with its offset, ISO 8601."""
+    harness_version: str
+    suite: str
+    engine: Literal["embedded"]
+    engine_args: list[str]
+    """Build arguments, the same for every arm."""
+    dims: dict[str, Any]
+    """Shape the engine is told to run, which it must report back."""
+    seed: int
+    """One seed for the order of the arms, the prompts and the engine."""
+    until: Until
+    arms: list[Arm]
+    boots: list[PlannedBoot]
+    blocks: int
+    probes: Probes
+    metrics: list[Metric]
+    """Definitions and margins as they were when the plan was made."""
+    guards: list[str]
+    drift_controls: list[str]
+    timeouts: Timeouts
+    alpha: float = 0.05
+    """Level of the two-sided test for improved and regressed."""
+    equivalence_confidence: float = 0.90
+    """Confidence of the interval that must lie inside the margin for equivalent."""
+    notes: list[str]
+    """What the plan decided on its own, such as toggles that it turned on in both arms."""
+
+    @property
+    def baseline(self) -> Arm:
+        return self.arms[0]
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def metric(self, key: str) -> Metric:
+        return next(metric for metric in self.metrics if metric.key == key)
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+class _OfBoot(_Noun):
+    boot: int
+    attempt: int = 1
+    """From 1; a boot that was interrupted is repeated as the next attempt."""
+
+
+class Run(_Noun):
+    """The harness began to work on this folder, for the first time or again."""
+
+    record: Literal["run"] = "run"
+    time: str
+    pid: int
+    harness_version: str
+    resumed: bool
+
+
+class BootStarted(_OfBoot):
+    """An engine process is about to start."""
+
+    record: Literal["boot_started"] = "boot_started"
+    time: str
+    arm: str
+    block: int | None
+    phase: Phase
+
+
+class Conditions(_OfBoot):
+    """Facts that one rank read back."""
+
+    record: Literal["conditions"] = "conditions"
+    rank: int
+    values: dict[str, Any]
+
+
+class Markers(_OfBoot):
+    """What one rank's toggles did so far."""
+
+    record: Literal["markers"] = "markers"
+    rank: int
+    moment: Literal["ready", "end"]
+    pid: int | None
+    taken: dict[str, int]
+    refused: dict[str, dict[str, int]]
+    """Reasons and counts, by toggle."""
+
+
+class KvProfile(_OfBoot):
+    """One rank's memory profile, as written."""
+
+    record: Literal["kv_profile"] = "kv_profile"
+    rank: int
+    values: dict[str, Any]
+
+
+class Counters(_OfBoot):
+    """The server's counters and process id at one moment."""
+
+    record: Literal["counters"] = "counters"
+    moment: str
+    """`ready`, or the name of the probe that has just ended."""
+    pid: int | None
+    values: dict[str, float]
+
+
+class Observation(_OfBoot):
+    """One reading."""
+
+    record: Literal["observation"] = "observation"
+    metric: str
+    value: Value | None
+    """None where the platform does not know."""
+    unit: str
+    rank: int | None = None
+    """None for what is measured at the server."""
+    item: str | None = None
+    cluster: str | None = None
+    """Items that share one are not independent of each other."""
+    phase: Phase
+    raw: list[float] | None = None
+    """Readings inside the boot that `value` is the median of."""
+    text: str | None = None
+    """What the engine answered, where a person would want to see it."""
+
+
+class Check(_OfBoot):
+    """Whether a planned probe ran. A check that did not run makes its experiment void."""
+
+    record: Literal["check"] = "check"
+    probe: str
+    status: Literal["done", "failed", "not-run"]
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class Finding(_OfBoot):
+    """Something worth a line that is no measurement."""
+
+    record: Literal["finding"] = "finding"
+    code: str
+    text: str
+
+
+class BootEnded(_OfBoot):
+    """The engine's whole process group is gone."""
+
+    record: Literal["boot_ended"] = "boot_ended"
+    time: str
+    status: Literal["ok", "failed", "interrupted"]
+    reason: str = ""
+    seconds: float
+    """From start to the end of the group."""
+    ready_seconds: float | None = None
+    log: str | None = None
+    """Path of the engine's log, relative to the result."""
+    log_bytes: int = 0
+    log_sha256: str = ""
+
+
+Record = (
+    Run | BootStarted | Conditions | Markers | KvProfile | Counters | Observation | Check | Finding | BootEnded
+)  # fmt: skip
+RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="record")])
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------------
+
+
+class Verdict(_Noun):
+    """One row: one metric of one candidate arm against the baseline."""
+
+    arm: str
+    metric: str
+    unit: str
+    better: Literal["up", "down"]
+    rank: int | None
+    """None at the server, or where all ranks read the same."""
+    role: Literal["primary", "guard", "drift control", "shown"]
+    kind: Literal["exact", "sample", "item"]
+    """As judged: an exact metric that varies in the baseline is judged as a sample."""
+    word: Word
+    baseline: float | None = None
+    candidate: float | None = None
+    delta: float | None = None
+    """Candidate minus baseline, in the unit; for items the change of the share that is right."""
+    relative: float | None = None
+    """Change as a fraction of the baseline."""
+    expected: int | None = None
+    """Change the registry expects."""
+    n_baseline: int = 0
+    n_candidate: int = 0
+    """Boots; for items, items."""
+    blocks: int = 0
+    """Blocks with a reading in both arms."""
+    test: str = ""
+    """Named test; empty where values are compared for equality."""
+    p: float | None = None
+    """Two-sided; none where no test was made or it could not have fired at this n."""
+    smallest_p: float | None = None
+    """Smallest two-sided p that the test could give at this n."""
+    interval: tuple[float, float] | None = None
+    """Of the relative change, or of the difference where `interval_of` says so."""
+    interval_of: Literal["relative", "difference"] = "relative"
+    confidence: float | None = None
+    """Confidence the interval attains."""
+    margin: float = 0.0
+    smallest_effect: float | None = None
+    """Smallest relative change that this n would see with 80 % power, from the spread seen."""
+    blocks_needed: int | None = None
+    """Blocks that would see a change of one margin with 80 % power, from the spread seen."""
+    notes: list[str] = []
+
+
+class VoidReason(_Noun):
+    """Why the comparison is not one."""
+
+    code: str
+    text: str
+    mend: str
+    arm: str | None = None
+    boots: list[int] = []
+
+
+class Additivity(_Noun):
+    """Whether all toggles together change a metric by the sum of what each changes alone."""
+
+    metric: str
+    unit: str
+    together: float
+    alone: dict[str, float]
+    difference: float
+    """`together` minus the sum; 0 is additive to the unit."""
+
+
+class ArmVerdict(_Noun):
+    """One candidate arm against the baseline."""
+
+    arm: str
+    toggles: list[str]
+    word: Word
+    unresolved_guards: list[str]
+
+
+class ExperimentVerdict(_Noun):
+    """The answer of one experiment."""
+
+    id: str
+    suite: str
+    word: Word
+    exit_code: int
+    sentence: str
+    arms: list[ArmVerdict]
+    rows: list[Verdict]
+    void: list[VoidReason]
+    additivity: list[Additivity]
+    notes: list[str]

@@ -1,0 +1,179 @@
+"""Where an experiment lives: `results/<id>/` with plan.json, records.jsonl, verdicts.json and boots/."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from dsbench.errors import InputError
+from dsbench.records import RECORD, ExperimentVerdict, Plan, Record
+
+if TYPE_CHECKING:
+    import pandas
+
+PLAN, RECORDS, VERDICTS, BOOTS = "plan.json", "records.jsonl", "verdicts.json", "boots"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file in one step, on the disk before it has its name."""
+    draft = path.with_name(f".{path.name}.tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def create(plan: Plan, out: Path) -> Path:
+    """Make the folder of a new experiment with its plan in it; InputError if that is not possible."""
+    folder = out / plan.id
+    try:
+        folder.mkdir(parents=True)
+        (folder / BOOTS).mkdir()
+        write_text(folder / PLAN, plan.model_dump_json(indent=1) + "\n")
+    except FileExistsError:
+        raise InputError(f"result {folder} is there already; give another --out, or --resume it") from None
+    except OSError as error:
+        raise InputError(f"cannot write results to {out}: {error.strerror or error}") from None
+    return folder
+
+
+def resolve(name: str, out: Path = Path("results")) -> Path:
+    """A result's folder from its path, or from its id under `out`. InputError otherwise."""
+    for folder in (Path(name), out / name):
+        if (folder / PLAN).is_file():
+            return folder
+    if re.fullmatch(r"[\w.,=+-]+", name) and out.is_dir():
+        near = sorted(f.name for f in out.glob(f"*{name}*") if (f / PLAN).is_file())
+        if len(near) == 1:
+            return out / near[0]
+        if near:
+            raise InputError(f"result '{name}' is not one: {', '.join(near)}; name it whole")
+    raise InputError(f"no result at '{name}' (no {PLAN} there or under {out}/): give a folder or an id")
+
+
+def load_plan(folder: Path) -> Plan:
+    try:
+        return Plan.model_validate_json((folder / PLAN).read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{folder / PLAN} is not a plan this version reads: {where} {first['msg']}") from None
+    except OSError as error:
+        raise InputError(f"{folder / PLAN}: {error.strerror or error}") from None
+
+
+def load_records(folder: Path) -> tuple[list[Record], list[str]]:
+    """All records in order, and notices. A torn last line is dropped with a notice; any other bad line is an error."""
+    path = folder / RECORDS
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return [], [f"{path} is not there: no boot has run"]
+    *lines, tail = content.split(b"\n")
+    notices = [f"{path}: the last line was torn ({len(tail)} bytes) and is left out"] if tail else []
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(RECORD.validate_json(line))
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]["msg"]
+            raise InputError(f"{path}:{number}: not a record: {problem}; the file was changed by hand?") from None
+    return records, notices
+
+
+def load_verdict(folder: Path) -> ExperimentVerdict | None:
+    """The stored verdict; None if there is none yet."""
+    try:
+        return ExperimentVerdict.model_validate_json((folder / VERDICTS).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise InputError(
+            f"{folder / VERDICTS} is no verdict of this version ({error.error_count()} problems): judge it again"
+        ) from None
+
+
+def save_verdict(folder: Path, verdict: ExperimentVerdict) -> None:
+    write_text(folder / VERDICTS, verdict.model_dump_json(indent=1) + "\n")
+
+
+class RecordWriter:
+    """Appends records, each on the disk before the next; one writer a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / RECORDS
+
+    def __enter__(self) -> RecordWriter:
+        self._file = self._path.open("ab+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise InputError(f"{self._path} is being written by another dsbench: wait for it, or stop it") from None
+        self._drop_torn_line()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def write(self, *records: Record) -> None:
+        self.write_all(records)
+
+    def write_all(self, records: Iterable[Record]) -> None:
+        self._file.write(b"".join(RECORD.dump_json(record) + b"\n" for record in records))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _drop_torn_line(self) -> None:
+        """What a killed harness left half written was never a record; new lines must not be glued to it."""
+        content = self._path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            print(f"{self._path}: dropped a torn last line of {len(content) - whole} bytes", file=sys.stderr)
+            self._file.truncate(whole)
+
+
+class Result:
+    """A stored experiment, for notebooks: `dsbench.load(path)`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.plan = load_plan(folder)
+        self.records, self.notices = load_records(folder)
+        self.verdict = load_verdict(folder)
+
+    def observations(self) -> pandas.DataFrame:
+        """One row a reading: boot, attempt, arm, block, phase, metric, value, unit, rank, item, cluster, raw, text."""
+        import pandas
+
+        from dsbench.records import Observation
+
+        planned = {boot.number: boot for boot in self.plan.boots}
+        rows = [
+            {"arm": planned[r.boot].arm, "block": planned[r.boot].block, **r.model_dump(exclude={"record"})}
+            for r in self.records
+            if isinstance(r, Observation)
+        ]
+        return pandas.DataFrame(rows)
+
+    def verdicts(self) -> pandas.DataFrame:
+        """One row a verdict; empty before the first judgement."""
+        import pandas
+
+        return pandas.DataFrame([row.model_dump() for row in self.verdict.rows] if self.verdict else [])
+
+
+def load(path: str | Path) -> Result:
+    """Open a result by folder, or by its id under `results/`."""
+    return Result(resolve(str(path)))

@@ -1,0 +1,296 @@
+"""Reasons why a comparison is not one. Each has a code, the boots it was seen in, and its mend."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from dsbench.evidence import BootEvidence
+from dsbench.records import Plan, VoidReason
+
+Boots = Sequence[BootEvidence]
+
+UNCOMPARED = {"schema", "rank", "pid", "toggles"}
+"""Conditions that differ by nature; toggles are compared with the arm's own."""
+
+
+def void_reasons(plan: Plan, boots: Boots) -> list[VoidReason]:
+    """Every reason, in the order of the rules. Warm-ups count only where they had to run."""
+    measured = [boot for boot in boots if boot.planned.phase == "measured"]
+    reasons = [*boots_ended(plan, boots), *checks_ran(plan, measured)]
+    for rule in RULES:
+        reasons += rule(plan, [boot for boot in measured if boot.ok])
+    return reasons
+
+
+def boots_ended(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """Every planned boot ended well, warm-ups too: a cold cache is not noise."""
+    for boot in boots:
+        if boot.ended is None:
+            yield VoidReason(
+                code="boot-missing",
+                text=f"boot {boot.planned.folder} did not run to its end",
+                mend="resume the experiment: dsbench ab --resume",
+                arm=boot.planned.arm,
+                boots=[boot.number],
+            )
+        elif not boot.ok:
+            yield VoidReason(
+                code="boot-failed",
+                text=f"boot {boot.planned.folder} {boot.ended.status}: {boot.ended.reason}",
+                mend="read the boot's engine.log, mend the engine, and run again",
+                arm=boot.planned.arm,
+                boots=[boot.number],
+            )
+
+
+def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """Every planned probe of every measured boot ran and gave each of its metrics."""
+    missing: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for boot in boots:
+        if not boot.ok:
+            continue
+        seen = {observation.metric for observation in boot.observations}
+        for probe in plan.probes.names():
+            check = boot.checks.get(probe)
+            if check is None:
+                missing[probe, "has no record"].append(boot.number)
+            elif check.status != "done":
+                missing[probe, f"{check.status}: {check.reason}"].append(boot.number)
+            else:
+                for key in plan.probes.metrics(probe):
+                    if key not in seen:
+                        missing[probe, f"gave no {key}"].append(boot.number)
+    for (probe, what), numbers in missing.items():
+        yield VoidReason(
+            code="check-missing",
+            text=f"fewer checks than planned: probe {probe} {what}",
+            mend="see the reason in the boot's engine.log and run again; a check that did not run passes nothing",
+            boots=numbers,
+        )
+
+
+def conditions_read(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """Every boot said what it ran."""
+    silent = [boot.number for boot in boots if not boot.conditions]
+    if silent:
+        yield VoidReason(
+            code="conditions-missing",
+            text="no rank wrote its conditions, so nothing is known of what ran",
+            mend="the engine must write conditions.rankN.json to DSBENCH_BOOT_DIR; is impl installed in it?",
+            boots=silent,
+        )
+
+
+def conditions_agree(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """No condition differs between any two boots unless the arm declares it."""
+    declared = {key for arm in plan.arms for key in arm.declared}
+    for rank in sorted({rank for boot in boots for rank in boot.conditions}):
+        read = [(boot, boot.conditions.get(rank, {})) for boot in boots]
+        keys = sorted({key for _, values in read for key in values} - UNCOMPARED - declared)
+        for key in keys:
+            groups: dict[str, list[BootEvidence]] = defaultdict(list)
+            for boot, values in read:
+                groups[repr(values.get(key, "unknown"))].append(boot)
+            if len(groups) > 1:
+                arms = {value: sorted({boot.planned.arm for boot in group}) for value, group in groups.items()}
+                seen = "; ".join(f"{value[:80]} in {', '.join(names)}" for value, names in arms.items())
+                fewest = min(groups.values(), key=len)
+                yield VoidReason(
+                    code="condition-differs",
+                    text=f"undeclared difference of {key}: {seen}",
+                    mend=f"make {key} the same in every boot, or declare it as the difference of the arms",
+                    boots=[boot.number for boot in fewest],
+                )
+
+
+def conditions_as_planned(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """The engine ran the shape and the toggles it was told to run."""
+    for boot in boots:
+        arm = plan.arm(boot.planned.arm)
+        for values in boot.conditions.values():
+            on = values.get("toggles")
+            if not isinstance(on, list) or sorted(on) != sorted(arm.on):
+                yield VoidReason(
+                    code="toggles-not-in-effect",
+                    text=f"boot {boot.planned.folder} reads back toggles {on}, planned {arm.on}",
+                    mend="the engine must take DSBENCH_TOGGLES; look for a wrapper that drops the environment",
+                    arm=arm.name,
+                    boots=[boot.number],
+                )
+            dims = values.get("dims")
+            if isinstance(dims, dict):
+                wrong = {key: dims[key] for key in plan.dims if key in dims and dims[key] != plan.dims[key]}
+                for key, value in wrong.items():
+                    yield VoidReason(
+                        code="condition-not-in-effect",
+                        text=f"boot {boot.planned.folder} reads back {key} {value}, planned {plan.dims[key]}",
+                        mend="the engine ignored a flag; compare the command in the plan with its log",
+                        arm=arm.name,
+                        boots=[boot.number],
+                    )
+
+
+def markers_right(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """In every boot and rank the arm's own toggles took their branch, and no other toggle did."""
+    missing: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    misplaced: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for boot in boots:
+        arm = plan.arm(boot.planned.arm)
+        last = boot.last_markers()
+        for rank in sorted({*boot.conditions, *last}):
+            taken = last[rank].taken if rank in last else {}
+            for toggle in arm.takes:
+                if not taken.get(toggle):
+                    missing[
+                        arm.name, toggle, _refusals(last[rank].refused.get(toggle) if rank in last else None)
+                    ].append(boot.number)
+            for toggle, count in taken.items():
+                if count and toggle not in arm.on:
+                    misplaced[arm.name, toggle].append(boot.number)
+    for (arm_name, toggle, why), numbers in missing.items():
+        yield VoidReason(
+            code="marker-missing",
+            text=f"toggle {toggle} is on in {arm_name} but its branch was never taken{why}",
+            mend="a toggle that did not act cannot be judged: meet its preconditions, or restore its branch",
+            arm=arm_name,
+            boots=sorted(set(numbers)),
+        )
+    for (arm_name, toggle), numbers in misplaced.items():
+        yield VoidReason(
+            code="marker-misplaced",
+            text=f"toggle {toggle} is off in {arm_name} but its branch was taken",
+            mend="the arm is not what it says: look for a switch that is read from elsewhere than DSBENCH_TOGGLES",
+            arm=arm_name,
+            boots=sorted(set(numbers)),
+        )
+
+
+def _refusals(reasons: dict[str, int] | None) -> str:
+    if not reasons:
+        return " (no marker, no refusal)"
+    return " (refused: " + ", ".join(f"{reason} x{count}" for reason, count in sorted(reasons.items())) + ")"
+
+
+def logs_apart(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """No two boots show one log: the later one would be a stale reading of the earlier."""
+
+    def path(boot: BootEvidence) -> str | None:
+        return boot.ended.log if boot.ended else None
+
+    def content(boot: BootEvidence) -> str | None:
+        return boot.ended.log_sha256 if boot.ended and boot.ended.log_bytes else None
+
+    keys: tuple[tuple[str, Callable[[BootEvidence], str | None]], ...] = (
+        ("the same file", path),
+        ("byte-identical", content),
+    )
+    for what, key in keys:
+        for numbers in _same(boots, key):
+            yield VoidReason(
+                code="shared-log",
+                text=f"boots {_list(numbers)} have one log ({what})",
+                mend="give every boot its own log file and read only that",
+                boots=numbers,
+            )
+
+
+def clocks_apart(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """No two boots read the same clock values to the last bit."""
+    for metric in plan.metrics:
+        if not metric.clock:
+            continue
+
+        def reading(boot: BootEvidence, key: str = metric.key) -> str | None:
+            seen = [
+                (o.rank, o.item, o.value, o.raw) for o in boot.observations if o.metric == key and o.value is not None
+            ]
+            return repr(seen) if seen else None
+
+        for numbers in _same(boots, reading):
+            yield VoidReason(
+                code="identical-readings",
+                text=f"boots {_list(numbers)} read {metric.key} identical to the last bit",
+                mend="a clock never does that: look for a result that was read twice or copied",
+                boots=numbers,
+            )
+
+
+def one_engine_a_boot(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """Within a boot the process stayed one and its counters only rose."""
+    for boot in boots:
+        pids = {m.pid for seen in boot.markers.values() for m in seen if m.pid is not None}
+        pids |= {values["pid"] for values in boot.conditions.values() if values.get("pid") is not None}
+        served = {counters.pid for counters in boot.counters if counters.pid is not None}
+        started = {
+            c.values["process_start_time_seconds"] for c in boot.counters if "process_start_time_seconds" in c.values
+        }
+        ranks = len({*boot.conditions, *boot.markers}) or 1
+        if len(pids) > ranks or len(served) > 1 or len(started) > 1:
+            yield VoidReason(
+                code="engine-restarted",
+                text=f"boot {boot.planned.folder}: the engine's process changed ({_list(sorted(pids | served))})",
+                mend="find out why it restarted (engine.log); a boot must be one process from start to end",
+                arm=boot.planned.arm,
+                boots=[boot.number],
+            )
+        for earlier, later in zip(boot.counters, boot.counters[1:], strict=False):
+            fell = [
+                f"{name} {value:g} -> {later.values.get(name, 0):g}"
+                for name, value in earlier.values.items()
+                if name != "process_start_time_seconds" and later.values.get(name, 0.0) < value
+            ]
+            if fell:
+                yield VoidReason(
+                    code="counter-reset",
+                    text=f"boot {boot.planned.folder}: counters fell during {later.moment}: {fell[0]}",
+                    mend="something reset the counters or restarted the engine; nothing may do so during a boot",
+                    arm=boot.planned.arm,
+                    boots=[boot.number],
+                )
+                break
+
+
+def kv_profiled(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """KV memory was profiled, not pinned, where KV is compared."""
+    if plan.probes.kv is None:
+        return
+    pinned = [b.number for b in boots if any(map(_pins_kv, [*b.conditions.values(), *b.kv_profiles.values()]))]
+    if pinned:
+        yield VoidReason(
+            code="kv-pinned",
+            text="KV memory was pinned, not profiled",
+            mend="leave out the flag that fixes KV bytes or blocks: a pinned figure cannot move",
+            boots=pinned,
+        )
+
+
+def _pins_kv(values: dict[str, Any]) -> bool:
+    pins = ("kv_pinned", "kv_cache_memory_bytes", "num_gpu_blocks_override")
+    return any(values.get(key) for key in pins) or values.get("source") == "pinned" or values.get("kv_rule") == "pinned"
+
+
+def _same(boots: Boots, key: Callable[[BootEvidence], Any]) -> list[list[int]]:
+    """Numbers of boots that share a key; empty keys share nothing."""
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for boot in boots:
+        if value := key(boot):
+            groups[value].append(boot.number)
+    return [numbers for numbers in groups.values() if len(numbers) > 1]
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+RULES: tuple[Callable[[Plan, Boots], Iterator[VoidReason]], ...] = (
+    conditions_read,
+    conditions_as_planned,
+    conditions_agree,
+    markers_right,
+    logs_apart,
+    clocks_apart,
+    one_engine_a_boot,
+    kv_profiled,
+)
