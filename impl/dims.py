@@ -124,7 +124,8 @@ class Dims:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Dims:
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        as_tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**as_tuples)
 
 
 PICO = Dims(
