@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from dsbench.errors import InputError
 from dsbench.evidence import BootEvidence
 from dsbench.metrics import Metric
 from dsbench.records import Arm, Observation, Plan, Value, Verdict, Word
@@ -17,6 +18,9 @@ from dsbench.stats.power import blocks_needed, smallest_effect
 from dsbench.stats.samples import blocks_to_fire, interval, sign_flip_p, smallest_p
 
 Numbers = Sequence[float]
+
+SPREAD_FROM = 4
+"""Blocks from which their spread is worth extrapolating from; of two or three it is luck."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ def _sample(
             *notes,
             f"at {len(blocks)} blocks the test cannot go below p={least:.4g}: improved or regressed needs {need}",
         ]
-    sd = stdev(steps) if len(steps) > 1 else None
+    sd = stdev(steps) if len(steps) >= SPREAD_FROM else None
     return this.row(
         word,
         kind="sample",
@@ -238,12 +242,11 @@ def _observed(boots: Sequence[BootEvidence], arm: str, key: str, rank: int | Non
 
 
 def _one(seen: list[Observation]) -> int | float:
-    """The single number of a boot: a boot has one value of a metric, not more."""
+    """The single number of a boot. InputError if there are more, or if it is no number."""
     value = seen[0].value
     if len(seen) != 1 or not isinstance(value, int | float):
-        raise ValueError(
-            f"boot {seen[0].boot} has {len(seen)} readings of {seen[0].metric}, first {value!r}; one number is due"
-        )
+        what = f"{len(seen)} readings" if len(seen) != 1 else f"the reading {value!r}"
+        raise InputError(f"records: boot {seen[0].boot} has {what} of {seen[0].metric} where one number is due")
     return value
 
 

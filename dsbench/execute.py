@@ -36,13 +36,15 @@ PROBES: dict[str, Probe] = {
 
 
 def execute(
-    plan: Plan, folder: Path, *, command: Callable[[Plan], list[str]] = embedded.command, quiet: bool = False
+    plan: Plan, folder: Path, *, command: Callable[[Plan], list[str]] | None = None, quiet: bool = False
 ) -> None:
     """Run every boot of the plan that has not ended yet, appending to `folder`/records.jsonl.
 
     A boot that fails is recorded and the next one starts. An interrupted boot of an earlier run is marked
     and repeated. Ctrl-C marks the running boot, ends its process group and is raised again.
+    `command` gives the engine's command line; the embedded engine's unless told otherwise.
     """
+    command = command or embedded.command
     with RecordWriter(folder) as writer, _progress(quiet) as progress:
         ended, attempts = _history(folder, writer)
         writer.write(records.Run(time=_now(), pid=os.getpid(), harness_version=__version__, resumed=bool(attempts)))
@@ -51,8 +53,10 @@ def execute(
             if planned.number in ended:
                 continue
             progress.update(task, description=_describe(plan, planned))
-            _boot(plan, planned, attempts.get(planned.number, 0) + 1, folder, command(plan), writer)
+            ended_as = _boot(plan, planned, attempts.get(planned.number, 0) + 1, folder, command(plan), writer)
             progress.advance(task)
+            if not quiet and (ended_as.status == "failed" or not progress.console.is_terminal):
+                progress.console.print(_line(plan, planned, ended_as), soft_wrap=True, markup=False, highlight=False)
         progress.update(task, description="all boots ended")
 
 
@@ -77,7 +81,7 @@ def _history(folder: Path, writer: RecordWriter) -> tuple[set[int], dict[int, in
 
 def _boot(
     plan: Plan, planned: PlannedBoot, attempt: int, folder: Path, command: list[str], writer: RecordWriter
-) -> None:
+) -> BootEnded:
     """One engine, from an empty boot folder to the end of its process group."""
     boot_dir = folder / BOOTS / (planned.folder if attempt == 1 else f"{planned.folder}-attempt{attempt}")
     boot_dir.mkdir()
@@ -108,19 +112,19 @@ def _boot(
             status = "failed"
             for name in left:
                 writer.write(records.Check(**of_boot, probe=name, status="not-run", reason=reason))
-        writer.write(
-            BootEnded.model_validate(
-                {
-                    **of_boot,
-                    "time": _now(),
-                    "status": status,
-                    "reason": reason,
-                    "seconds": time.monotonic() - start,
-                    "ready_seconds": ready_seconds,
-                    **_log_facts(boot_dir / "engine.log", folder),
-                }
-            )
+        ended = BootEnded.model_validate(
+            {
+                **of_boot,
+                "time": _now(),
+                "status": status,
+                "reason": reason,
+                "seconds": time.monotonic() - start,
+                "ready_seconds": ready_seconds,
+                **_log_facts(boot_dir / "engine.log", folder),
+            }
         )
+        writer.write(ended)
+    return ended
 
 
 def _wait(server: Server, plan: Plan) -> str | None:
@@ -253,6 +257,11 @@ def _log_facts(log: Path, folder: Path) -> dict[str, Any]:
 def _describe(plan: Plan, planned: PlannedBoot) -> str:
     where = "warm-up" if planned.block is None else f"block {planned.block}/{plan.blocks}"
     return f"{where} {planned.arm}"
+
+
+def _line(plan: Plan, planned: PlannedBoot, ended: BootEnded) -> str:
+    told = f"boot {planned.number}/{len(plan.boots)} {_describe(plan, planned)}: {ended.status}, {ended.seconds:.1f} s"
+    return f"{told}; {ended.reason}" if ended.reason else told
 
 
 def _progress(quiet: bool) -> Progress:

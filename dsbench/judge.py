@@ -178,7 +178,8 @@ def _arm_sentence(plan: Plan, arm: ArmVerdict, rows: Sequence[Verdict]) -> str:
         told = [row for row in rows if row.word == "regressed" and row.role in ("primary", "guard")]
     else:
         told = [row for row in rows if row.role == "primary"]
-    parts = [f"{arm.arm} {arm.word}: {', '.join(map(_change, told))}"]
+    name = arm.arm if len(arm.toggles) == 1 else f"{arm.arm} ({' + '.join(arm.toggles)})"
+    parts = [f"{name} {arm.word}: {', '.join(map(_change, told))}"]
     tokens = next((row for row in rows if row.metric == "identity.tokens"), None)
     if tokens is not None and tokens.word == "equivalent":
         parts.append("tokens identical")

@@ -46,22 +46,25 @@ def boots_ended(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
 
 
 def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
-    """Every planned probe of every measured boot ran and gave each of its metrics."""
+    """Every planned probe of every measured boot ran, and every boot has the same readings to compare."""
+    finished = [boot for boot in boots if boot.ok]
+    seen = {boot.number: {(o.metric, o.rank, o.item) for o in boot.observations} for boot in finished}
+    everything = set[tuple[str, int | None, str | None]]().union(*seen.values())
     missing: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for boot in boots:
-        if not boot.ok:
-            continue
-        seen = {observation.metric for observation in boot.observations}
+    for boot in finished:
         for probe in plan.probes.names():
             check = boot.checks.get(probe)
+            metrics = plan.probes.metrics(probe)
+            gave = {metric for metric, _, _ in seen[boot.number]}
+            lacking = [key for key in sorted(everything - seen[boot.number], key=repr) if key[0] in metrics]
             if check is None:
                 missing[probe, "has no record"].append(boot.number)
             elif check.status != "done":
                 missing[probe, f"{check.status}: {check.reason}"].append(boot.number)
-            else:
-                for key in plan.probes.metrics(probe):
-                    if key not in seen:
-                        missing[probe, f"gave no {key}"].append(boot.number)
+            elif absent := [metric for metric in metrics if metric not in gave]:
+                missing[probe, f"gave no {', '.join(absent)}"].append(boot.number)
+            elif lacking:
+                missing[probe, f"gave no {_key(*lacking[0])}, which other boots have"].append(boot.number)
     for (probe, what), numbers in missing.items():
         yield VoidReason(
             code="check-missing",
@@ -69,6 +72,10 @@ def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
             mend="see the reason in the boot's engine.log and run again; a check that did not run passes nothing",
             boots=numbers,
         )
+
+
+def _key(metric: str, rank: int | None, item: str | None) -> str:
+    return metric + (f" of rank {rank}" if rank is not None else "") + (f" for {item!r}" if item else "")
 
 
 def conditions_read(plan: Plan, boots: Boots) -> Iterator[VoidReason]:

@@ -1,0 +1,45 @@
+"""`dsbench judge`: judge a stored experiment again, from its plan and records alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command(short_help="Judge a stored experiment again from its records.")
+@click.argument("result")
+@click.option("-o", "--out", type=FOLDER, default=Path("results"), show_default=True, help="Folder of results.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+def judge(result: str, out: Path, as_json: bool) -> int:
+    """Judge a stored experiment again from its records.
+
+    Nothing is run and nothing stored is changed, except that a missing verdict is stored. If the answer
+    differs from the stored verdict, that is said on stderr. The exit code is the new verdict's.
+    """
+    from dsbench.judge import judge as judge_records
+    from dsbench.report.table import print_report
+    from dsbench.store import load_plan, load_records, load_verdict, resolve, save_verdict
+
+    folder = resolve(result, out)
+    plan = load_plan(folder)
+    records, notices = load_records(folder)
+    for notice in notices:
+        click.echo(notice, err=True)
+    verdict, stored = judge_records(plan, records), load_verdict(folder)
+    if as_json:
+        click.echo(verdict.model_dump_json(indent=2))
+    else:
+        print_report(plan, verdict)
+    if stored is None:
+        save_verdict(folder, verdict)
+    elif stored != verdict:
+        words = f"stored {stored.word}, now {verdict.word}"
+        click.echo(
+            f"differs from the stored verdict: {words if stored.word != verdict.word else 'rows changed'}", err=True
+        )
+    elif not as_json:
+        click.echo("same as the stored verdict")
+    return verdict.exit_code

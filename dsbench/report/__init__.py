@@ -1,0 +1,1 @@
+"""Reports: verdicts as text for people. Nothing here computes a figure."""

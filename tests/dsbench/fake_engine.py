@@ -1,0 +1,188 @@
+"""A small HTTP server that speaks the contract of an engine, for tests of the harness's own lifecycle.
+
+It computes nothing real: tokens come from a hash of the prompt, bytes from the toggles. FAKE_FAULT plants
+one fault: in every boot, or in boots whose arm the fault names (`die@mhc_input_reuse`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from impl.dims import SHAPES
+from impl.handshake import Handshake, Markers
+from impl.toggles import REGISTRY, ToggleSet
+
+toggles = ToggleSet.from_environment()
+boot_folder = os.path.basename(os.environ.get("DSBENCH_BOOT_DIR", ""))
+
+
+def fault() -> str:
+    name, _, arm = os.environ.get("FAKE_FAULT", "").partition("@")
+    return name if arm in boot_folder else ""
+
+
+FAULT = fault()
+counts = {"prompt": 0, "generation": 0}
+markers = Markers()
+handshake = Handshake.from_environment()
+
+
+def tokens_for(prompt: str | list[int], number: int) -> list[int]:
+    seed = hashlib.sha256(repr(prompt).encode()).digest()
+    if FAULT == "nondeterministic":
+        seed += os.urandom(8)
+    if FAULT == "wrong-tokens":
+        seed += b"wrong"
+    return random.Random(seed).choices(range(95), k=number)
+
+
+async def completions(request: Request) -> Response:
+    body = await request.json()
+    prompt, number = body["prompt"], body["max_tokens"]
+    length = len(prompt) if isinstance(prompt, list) else len(prompt) + 1
+    counts["prompt"] += length
+    counts["generation"] += number
+    usage = {"prompt_tokens": length, "completion_tokens": number, "total_tokens": length + number}
+    if FAULT == "reset" and counts["prompt"] > 2000:
+        counts.update(prompt=0, generation=0)
+    if FAULT == "die" and length > 200:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if FAULT == "refuse" and length > 200:
+        return JSONResponse({"error": {"message": "planted"}}, status_code=500)
+    if FAULT == "hang" and length > 200:
+        await asyncio.sleep(3600)
+    if body.get("stream"):
+        return StreamingResponse(events(tokens_for(prompt, number), usage), media_type="text/event-stream")
+    await asyncio.sleep(length / 50_000)
+    ids = tokens_for(prompt, number)
+    text = {"7*8=": "56", "17+25=": "42"}.get(prompt, "?") if isinstance(prompt, str) else "?"
+    if FAULT == "wrong-answer" and prompt == "7*8=":
+        text = "54"
+    return JSONResponse({"choices": [{"text": text, "token_ids": ids}], "usage": usage})
+
+
+async def events(ids: list[int], usage: dict[str, int]) -> AsyncIterator[str]:
+    for token in ids:
+        yield f"data: {json.dumps({'choices': [{'text': 'x', 'token_ids': [token]}]})}\n\n"
+        await asyncio.sleep(0.0005)
+    yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
+
+
+async def chat(request: Request) -> Response:
+    message = (await request.json())["messages"][-1]["content"]
+    answer = {"7*8": " 56", "17+25": " 42"}.get(message, " ?")
+    return JSONResponse({"choices": [{"message": {"role": "assistant", "content": answer}}], "usage": {}})
+
+
+async def health(request: Request) -> Response:
+    return PlainTextResponse("")
+
+
+async def metrics(request: Request) -> Response:
+    lines = []
+    for name, value in counts.items():
+        lines += [f"# TYPE vllm:{name}_tokens counter", f'vllm:{name}_tokens_total{{model_name="pico"}} {value}']
+    return PlainTextResponse("\n".join(lines) + "\n")
+
+
+def write_files(args: argparse.Namespace) -> None:
+    dims = SHAPES[args.dims]
+    changes = {"max_num_batched_tokens": args.max_num_batched_tokens, "max_model_len": args.max_model_len}
+    dims = dims.with_changes(**{k: v for k, v in changes.items() if v})
+    facts: dict[str, Any] = {
+        "engine": "fake",
+        "dims": dims.to_json(),
+        "toggles": list(toggles.names()),
+        "seed": args.seed,
+        "cache_state": "cold",
+        "batch_invariant": True,
+    }
+    if FAULT == "condition":
+        facts["seed"] = 99
+    if FAULT == "toggles-ignored":
+        facts["toggles"] = []
+    handshake.conditions(facts)
+    peak, persistent = 10_000_000, 5_000_000
+    for name in toggles.names():
+        toggle = REGISTRY[name]
+        if FAULT != "no-marker":
+            markers.take(name)
+        saved = toggle.expected_bytes(dims) if toggle.expected_bytes and FAULT != "no-saving" else 0
+        peak -= saved if toggle.primary == "kv.peak_activation_bytes" else 0
+        persistent -= saved if toggle.primary == "kv.persistent_bytes" else 0
+    if FAULT == "refused":
+        markers.taken.clear()
+        markers.refuse("mhc_input_reuse", "y has another reference")
+    if FAULT == "stray-marker":
+        markers.take("mhc_residual_reuse")
+    if FAULT == "nondeterministic":
+        peak += os.getpid() % 1000
+    available = 64 * 2**20 - peak - persistent - 1_000_000
+    profile = {
+        "source": "pinned" if FAULT == "pinned" else "live-bytes",
+        "weights_bytes": 1_000_000 + (512 if FAULT == "drift" else 0),
+        "persistent_bytes": persistent,
+        "workspace_bytes": 0,
+        "peak_activation_bytes": peak,
+        "non_torch_bytes": None,
+        "available_bytes": available,
+        "blocks": available // 65_536,
+        "tokens": available // 1024,
+        "max_concurrency": available / 1024 / dims.max_model_len,
+    }
+    handshake.kv_profile(profile)
+    handshake.markers(markers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dims", default="pico")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--load-format")
+    parser.add_argument("--until", default="ready-forever")
+    parser.add_argument("--max-num-batched-tokens", type=int)
+    parser.add_argument("--max-model-len", type=int)
+    args = parser.parse_args()
+    print(f"fake engine pid {os.getpid()} at {time.time_ns()}", file=sys.stderr, flush=True)
+    if FAULT == "exit":
+        sys.exit("planted exit")
+    if FAULT == "child":  # a grandchild that ignores the polite signal must go with the group
+        subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 3600 & wait; sleep 3600"])
+    write_files(args)
+    if FAULT == "hang-boot":
+        time.sleep(3600)
+    if args.until == "profile":
+        return
+    routes = [
+        Route("/health", health),
+        Route("/metrics", metrics),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+    ]
+    # asyncio turns Nagle's algorithm off only for sockets that say they are TCP; else every answer waits 40 ms.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    handshake.ready("127.0.0.1", listener.getsockname()[1])
+    uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="warning")).run([listener])
+
+
+if __name__ == "__main__":
+    main()
