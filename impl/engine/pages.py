@@ -17,7 +17,7 @@ Pool = Mapping[Bucket, Tensor]
 
 @dataclass(frozen=True)
 class LayerPages:
-    """The cache of one layer. Every tensor is uint8 [n_blocks, page_bytes], contiguous; None where the layer has none."""
+    """The cache of one layer: contiguous uint8 [n_blocks, page_bytes] tensors; None where the layer has none."""
 
     swa_group: str
     """The block-table group its sliding-window pages use."""
@@ -91,7 +91,9 @@ class BlockTables:
     All are views of one tensor, so that a step's changes cost one copy to the device.
     """
 
-    def __init__(self, groups: Sequence[Group], max_num_seqs: int, max_model_len: int, device: torch.device | str) -> None:
+    def __init__(
+        self, groups: Sequence[Group], max_num_seqs: int, max_model_len: int, device: torch.device | str
+    ) -> None:
         widths = [-(-max_model_len // group.tokens) for group in groups]
         self._flat = torch.zeros(max_num_seqs * sum(widths), dtype=torch.int64, device=device)
         self._starts = [max_num_seqs * sum(widths[:i]) for i in range(len(groups))]

@@ -54,7 +54,6 @@ class Request:
     row: int | None = None
     """Line of the block tables while running."""
     finish_reason: FinishReason | None = None
-    error: str = ""
     n_preemptions: int = 0
     arrival_time: float = field(default_factory=time.monotonic)
     first_token_time: float | None = None

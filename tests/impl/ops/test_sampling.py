@@ -46,9 +46,7 @@ def philox_reference(counter: tuple[int, ...], key: tuple[int, int]) -> list[int
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**31), tag=st.sampled_from([0, 1]), n=st.integers(1, 9)
-)
+@given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**31), tag=st.sampled_from([0, 1]), n=st.integers(1, 9))
 def test_words_are_counted_by_index_position_and_tag(seed: int, position: int, tag: int, n: int) -> None:
     rows = rows_of([(1.0, 0, 1.0, 5), (1.0, 0, 1.0, seed)], [0, position])
     workspace = Workspace()

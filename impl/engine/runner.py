@@ -1,0 +1,352 @@
+"""One rank's engine: boot (weights, profile, pages) and step (schedule, forward, sample, append)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from impl import __version__, tokenizer
+from impl.dims import Dims
+from impl.engine.blocks import BlockAllocator, least_blocks
+from impl.engine.pages import BlockTables, allocate_pool, layer_pages, page_shape
+from impl.engine.profile import MemoryMeter, MemoryProfile
+from impl.engine.request import FinishReason, Request, TokenLogprobs
+from impl.engine.scheduler import Chunk, Plan, Scheduler
+from impl.engine.step import Step, build_step
+from impl.handshake import Handshake, Markers
+from impl.kv_geometry import Capacity, KvGeometry, Rule
+from impl.model.target import Target
+from impl.model.weights import SHIPPED, load_weights, parameter_shapes, random_weights
+from impl.ops.linear import linear
+from impl.ops.sampling import Logprobs, SamplingRows, logprobs, sample
+from impl.ops.workspace import Workspace
+from impl.toggles import ToggleSet
+
+log = logging.getLogger("impl.engine.runner")
+
+KV_RULE: Rule = "0.25.1"
+"""Tokens and concurrency by the version that, like this engine, has one batch in flight."""
+SERVING_LIMITS = ("name", "max_num_batched_tokens", "max_model_len", "max_num_seqs")
+"""Fields of the dims that weights do not fix."""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What one engine is started with."""
+
+    dims: Dims
+    toggles: ToggleSet
+    memory_budget: int
+    """Bytes for everything: weights, buffers, a step's activations, and with the rest KV pages."""
+    weights: Path | None = None
+    """None is the shipped file of the dims' name."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    device: str = "cpu"
+    seed: int = 0
+    """Of dummy weights, and of requests that bring no seed."""
+    threads: int = 1
+
+    @property
+    def weights_path(self) -> Path:
+        return self.weights or SHIPPED / f"{self.dims.name}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """News of a request: a token, its end, or (without a token) the error that ended it."""
+
+    request: Request
+    token: int | None
+    text: str = ""
+    """Text that may be handed out now; a token that might begin a stop string adds none yet."""
+    logprobs: TokenLogprobs | None = None
+    previous_time: float | None = None
+    """When the token before this one was appended."""
+    finish_reason: FinishReason | None = None
+    """Set on a request's last event. (The request itself may be further on than the event.)"""
+    error: str = ""
+
+
+def check_weights(config: EngineConfig) -> None:
+    """Raises ValueError, with one line, unless the budget holds the weights and their file is of the dims' shape.
+
+    Reads the file's header only.
+    """
+    size = sum(4 * prod(shape) for shape in parameter_shapes(config.dims).values())
+    if size > config.memory_budget:
+        raise ValueError(f"--memory-budget {config.memory_budget} does not hold the weights alone, {size} bytes")
+    if config.load_format == "dummy":
+        return
+    path = config.weights_path
+    if not path.is_file():
+        raise ValueError(f"no weights at {path}: train them with 'python -m impl.train', or use --load-format dummy")
+    try:
+        with safe_open(path, framework="pt") as file:
+            of_file = json.loads(file.metadata()["dims"])
+    except Exception as error:
+        raise ValueError(f"{path} is not a readable weights file: {error}") from error
+    wanted = json.loads(json.dumps(config.dims.to_json()))
+    for name, value in wanted.items():
+        if name not in SERVING_LIMITS and of_file.get(name) != value:
+            raise ValueError(
+                f"{name} is {value}, but the weights {path.name} have {of_file.get(name)}: "
+                "use --load-format dummy, or weights trained at this shape"
+            )
+
+
+def load_parameters(config: EngineConfig, device: torch.device) -> tuple[dict[str, Tensor], str]:
+    """The flat weights on `device`, and what they are: the file's sha256, or `dummy:SEED`."""
+    check_weights(config)
+    if config.load_format == "dummy":
+        weights, what = random_weights(config.dims, config.seed), f"dummy:{config.seed}"
+    else:
+        weights, _ = load_weights(config.weights_path)
+        what = hashlib.sha256(config.weights_path.read_bytes()).hexdigest()
+    on_device = {
+        name: tensor.to(device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in weights.items()
+    }
+    return on_device, what
+
+
+class Runner:
+    """Weights, pages and scheduler of one rank. Not thread-safe: one thread boots it and steps it."""
+
+    def __init__(self, config: EngineConfig, handshake: Handshake) -> None:
+        """Boot: load, measure, cut the rest of the budget into pages; writes the handshake's files.
+
+        Raises ValueError, with one line, for weights or a budget that cannot work.
+        """
+        torch.set_num_threads(config.threads)
+        self.config = config
+        self.dims = dims = config.dims
+        self.device = torch.device(config.device)
+        self.handshake = handshake
+        self.markers = Markers()
+        self.workspace = Workspace(self.device)
+        # A draft's layers get pages when there is a draft.
+        self.geometry = KvGeometry.of(dims, n_draft_layers=0)
+        self.page_shape = page_shape(dims, self.geometry)
+        with MemoryMeter(self.device) as meter:
+            start = time.monotonic()
+            weights, what = load_parameters(config, self.device)
+            self.target = Target(dims, weights, config.toggles, self.markers, self.workspace, self.device)
+            self.tables = BlockTables(self.geometry.groups, dims.max_num_seqs, dims.max_model_len, self.device)
+            n_bytes = sum(tensor.nbytes for tensor in weights.values())
+            log.info("Model loading took %.2f GiB and %.6f seconds", n_bytes / GIB, time.monotonic() - start)
+            # The profile's step reads and writes the null block only. It stays: it is the pool's block 0.
+            self.pages = layer_pages(dims, self.geometry, allocate_pool(self.geometry, 1, self.device))
+            self.batch_invariant = batch_invariant(weights, dims, self.device)
+            handshake.conditions(self._conditions(what))
+            self.profile = meter.profile(weights.values(), self.workspace, self._profile_step)
+        self.capacity = self._capacity()
+        self.n_blocks = self.capacity.blocks
+        self._log_capacity()
+        handshake.kv_profile(kv_profile(self.profile, self.capacity, config.memory_budget, self.device))
+        self.write_markers()
+        self.blocks = BlockAllocator(self.geometry.groups, self.n_blocks + 1, dims.max_num_seqs)
+        self.scheduler = Scheduler(self.blocks, dims.max_num_batched_tokens, dims.max_num_seqs)
+
+    def allocate_pages(self) -> None:
+        """Allocate the pool; before this the engine can be asked about its memory only."""
+        self.pages = layer_pages(self.dims, self.geometry, allocate_pool(self.geometry, self.n_blocks + 1, self.device))
+
+    def write_markers(self, at_most_every_s: float = 0.0) -> None:
+        self.handshake.markers(self.markers, at_most_every_s=at_most_every_s)
+
+    def step(self) -> list[TokenEvent]:
+        """Run one step and append its tokens. An error ends the requests of that step, and only them."""
+        plan = self.scheduler.plan()
+        if not plan.chunks:
+            return []
+        try:
+            events = self._append(plan, self._run(plan))
+        except Exception as error:
+            log.exception("A step of %d tokens has failed", plan.n_tokens)
+            return self._fail(plan, f"{type(error).__name__}: {error}")
+        self.scheduler.complete(plan)
+        return events
+
+    @torch.no_grad()
+    def _run(self, plan: Plan) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """Forward and sample: a token, and logprobs where they are wanted, for each chunk that samples."""
+        self.tables.apply(self.blocks.changes)
+        ids: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        ends: list[int] = []
+        for chunk in plan.chunks:
+            length = chunk.end - chunk.start
+            ids += chunk.request.tokens(chunk.start, chunk.end)
+            positions += range(chunk.start, chunk.end)
+            rows += [chunk.request.row or 0] * length
+            if chunk.samples:
+                ends.append(len(ids) - 1)
+        step = self._build(ids, positions, rows, plan.n_decode)
+        hidden = self.target.forward(step, self.pages).hidden
+        if not ends:
+            return [], []
+        sampled = [chunk for chunk in plan.chunks if chunk.samples]
+        params = [c.request.sampling for c in sampled]
+        how = SamplingRows.of(
+            [(p.temperature, p.top_k, p.top_p, p.seed) for p in params], [positions[i] for i in ends], self.device
+        )
+        n_top = max((p.logprobs for p in params if p.logprobs is not None), default=None)
+        tokens, logs = self._sample(hidden, ends, how, n_top)
+        return tokens, [_token_logprobs(logs, i, p.logprobs) for i, p in enumerate(params)]
+
+    def _build(self, ids: list[int], positions: list[int], rows: list[int], n_decode: int) -> Step:
+        return build_step(ids, positions, rows, n_decode, self.tables.tables, self.page_shape, self.device)
+
+    def _sample(
+        self, hidden: Tensor, ends: list[int], how: SamplingRows, n_top: int | None
+    ) -> tuple[list[int], Logprobs | None]:
+        with self.workspace.scope():
+            logits = self.target.logits(hidden[torch.tensor(ends).to(self.device)])
+            tokens = sample(logits, how, self.workspace)
+            logs = logprobs(logits, tokens, n_top, self.workspace) if n_top is not None else None
+        return tokens.tolist(), logs
+
+    def _append(self, plan: Plan, drawn: tuple[list[int], list[TokenLogprobs | None]]) -> list[TokenEvent]:
+        events = []
+        sampled = (chunk.request for chunk in plan.chunks if chunk.samples)
+        for request, token, logs in zip(sampled, *drawn, strict=True):
+            before = request.last_token_time
+            request.append(token, tokenizer.decode([token]))
+            events.append(TokenEvent(request, token, request.new_text(), logs, before, request.finish_reason))
+        return events
+
+    def _fail(self, plan: Plan, why: str) -> list[TokenEvent]:
+        for chunk in plan.chunks:
+            self.scheduler.finish(chunk.request, "error")
+        return [TokenEvent(chunk.request, None, finish_reason="error", error=why) for chunk in plan.chunks]
+
+    @torch.no_grad()
+    def _profile_step(self) -> None:
+        """The largest step there is: T rows in as many requests as may run, sampled and with logprobs.
+
+        All but one row are decodes, and each request starts where every ratio completes an entry, so that no step
+        has more entries; the last rows see the longest context.
+        """
+        dims = self.dims
+        n_seqs = min(dims.max_num_seqs, dims.max_num_batched_tokens)
+        length = dims.max_num_batched_tokens - n_seqs + 1
+        period = max((4, *dims.compress_ratios))
+        completing = max(dims.max_model_len - length, period) // period * period - 1
+        positions = [completing] * (n_seqs - 1) + [(completing + i) % dims.max_model_len for i in range(length)]
+        rows = [*range(n_seqs - 1)] + [n_seqs - 1] * length
+        step = self._build([0] * len(rows), positions, rows, n_seqs - 1)
+        hidden = self.target.forward(step, self.pages).hidden
+        how = SamplingRows.of([(1.0, 1, 0.5, 0)] * n_seqs, [0] * n_seqs, self.device)
+        self._sample(hidden, list(range(n_seqs)), how, min(20, dims.vocab_size))
+
+    def _capacity(self) -> Capacity:
+        dims, budget = self.dims, self.config.memory_budget
+        available = self.profile.available_bytes(budget)
+        least = least_blocks(self.geometry.groups, 1)
+        needed = least * self.geometry.bucket_bytes
+        if available < needed:
+            raise ValueError(
+                f"--memory-budget {budget} leaves {available} bytes for KV pages, one token needs {needed}: "
+                f"give at least {budget - available + needed}"
+            )
+        return self.geometry.capacity(available, dims.max_num_batched_tokens, dims.max_model_len, KV_RULE)
+
+    def _log_capacity(self) -> None:
+        kind = "GPU" if self.device.type == "cuda" else "CPU"
+        longest = self.dims.max_model_len
+        log.info("Available KV cache memory: %.2f GiB", self.capacity.available_bytes / GIB)
+        log.info("%s KV cache size: %s tokens", kind, f"{self.capacity.tokens:,}")
+        log.info("Maximum concurrency for %s tokens per request: %.2fx", f"{longest:,}", self.capacity.max_concurrency)
+        if least_blocks(self.geometry.groups, longest) > self.n_blocks:
+            log.warning("The KV pool cannot hold one request of %s tokens; longer ones are refused", f"{longest:,}")
+
+    def _conditions(self, weights: str) -> dict[str, Any]:
+        dims, config = self.dims, self.config
+        return {
+            "engine": "embedded",
+            "impl_version": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            "dims": dims.to_json(),
+            "weights": weights,
+            "load_format": config.load_format,
+            "toggles": list(config.toggles.names()),
+            "seed": config.seed,
+            "threads": torch.get_num_threads(),
+            "cache_state": "none",
+            "graph_mode": "eager",
+            "batch_invariant": self.batch_invariant,
+            "speculative": "none",
+            "max_num_batched_tokens": dims.max_num_batched_tokens,
+            "max_model_len": dims.max_model_len,
+            "max_num_seqs": dims.max_num_seqs,
+            "kv_rule": KV_RULE,
+            "requested_bytes": config.memory_budget,
+        }
+
+
+def kv_profile(
+    profile: MemoryProfile, capacity: Capacity, requested_bytes: int, device: torch.device
+) -> dict[str, Any]:
+    """The handshake's kv_profile: bytes by component, and what they are worth by the rule."""
+    return {
+        "device": str(device),
+        "requested_bytes": requested_bytes,
+        **profile.to_json(),
+        "available_bytes": capacity.available_bytes,
+        "block_bytes": capacity.block_bytes,
+        "blocks": capacity.blocks,
+        "blocks_per_max_request": capacity.blocks_per_max_request,
+        "max_model_len": capacity.max_model_len,
+        "tokens": capacity.tokens,
+        "max_concurrency": capacity.max_concurrency,
+    }
+
+
+@torch.no_grad()
+def batch_invariant(
+    weights: dict[str, Tensor], dims: Dims, device: torch.device, row_counts: Sequence[int] = (2, 3, 5, 17)
+) -> bool:
+    """Whether a row of `linear` has the same bits alone and in a batch, at every width of this model.
+
+    Measured on this machine and not taken from a library's word: up to T rows, on one matrix of each shape.
+    """
+    workspace = Workspace(device)
+    gen = torch.Generator().manual_seed(0)
+    n_rows = max(*row_counts, dims.max_num_batched_tokens)
+    by_shape = {tuple(w.shape): w for w in weights.values() if w.dim() == 2 and w.is_floating_point()}
+    for (_, width), matrix in by_shape.items():
+        batch = torch.randn(n_rows, width, generator=gen).to(device, torch.bfloat16)
+        with workspace.scope():
+            alone = [linear(batch[i : i + 1], matrix, workspace)[0].clone() for i in range(4)]
+            for n in (*row_counts, n_rows):
+                with workspace.scope():
+                    together = linear(batch[:n], matrix, workspace)
+                    if any(not torch.equal(together[i], row) for i, row in enumerate(alone[:n])):
+                        return False
+    return True
+
+
+def _token_logprobs(logs: Logprobs | None, row: int, n_top: int | None) -> TokenLogprobs | None:
+    if logs is None or n_top is None:
+        return None
+    top = zip(logs.ids[row, :n_top].tolist(), logs.top[row, :n_top].tolist(), strict=True)
+    return TokenLogprobs(float(logs.chosen[row]), tuple(top))
+
+
+__all__ = ["Chunk", "EngineConfig", "Runner", "TokenEvent", "batch_invariant", "check_weights", "kv_profile"]

@@ -1,0 +1,181 @@
+"""The server: `python -m impl.serve --dims pico`. OpenAI-compatible, on loopback unless told otherwise."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+
+from impl.dims import SHAPES, Dims
+from impl.engine.core import Engine
+from impl.engine.metrics import EngineMetrics
+from impl.engine.runner import EngineConfig, Runner, check_weights
+from impl.handshake import Handshake
+from impl.openai_api import Limits
+from impl.routes import Routes
+from impl.toggles import ToggleSet
+
+log = logging.getLogger("impl.serve")
+
+DEFAULT_BUDGETS = {"pico": 64 << 20, "micro": 512 << 20}
+DIMS_FLAGS = ("hidden_size", "max_num_batched_tokens", "max_model_len", "max_num_seqs")
+GRACE_S = 3
+"""Time that open connections get after a stop signal."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = _Parser(prog="python -m impl.serve", description=__doc__, allow_abbrev=False)
+    add = flags.add_argument
+    add("--dims", choices=[*SHAPES], default="pico", help="model shape, and the name it is served under")
+    add("--weights", type=Path, help="safetensors file (default: the shipped one of these dims)")
+    add("--load-format", choices=["auto", "dummy"], default="auto", help="dummy: random weights of the right shape")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=8000, help="0 takes a free one; see ready.json in the boot folder")
+    add("--max-num-batched-tokens", type=_count, help="T: tokens a step may process")
+    add("--max-model-len", type=_count, help="tokens of prompt and output together")
+    add("--max-num-seqs", type=_count, help="requests that may run together")
+    add("--hidden-size", type=_count, help="H; weights must have it too, or --load-format dummy")
+    add("--memory-budget", type=_count, help="bytes for weights, buffers, activations and KV (pico: 64 MiB)")
+    add("--device", choices=["cpu", "cuda"], default="cpu")
+    add("--seed", type=int, default=0, help="of dummy weights, and of requests without a seed")
+    add("--threads", type=_count, default=1, help="torch threads")
+    add("--max-body-bytes", type=_count, default=8 << 20, help="longest HTTP body taken")
+    add("--until", choices=["profile", "ready-forever"], default="ready-forever", help="profile: write the files, exit")
+    return flags
+
+
+def read_config(args: argparse.Namespace) -> EngineConfig:
+    """Raises ValueError, with one line, for settings that cannot work together."""
+    changes = {name: getattr(args, name) for name in DIMS_FLAGS if getattr(args, name) is not None}
+    dims: Dims = SHAPES[args.dims].with_changes(**changes)
+    budget = args.memory_budget or DEFAULT_BUDGETS.get(args.dims)
+    if budget is None:
+        raise ValueError(f"--dims {args.dims} has no default memory: give --memory-budget BYTES")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, but torch sees no CUDA device here: use --device cpu")
+    if not 0 <= args.port < 65536:
+        raise ValueError(f"--port must be 0 to 65535, got {args.port}")
+    config = EngineConfig(
+        dims=dims,
+        toggles=ToggleSet.from_environment(),
+        memory_budget=budget,
+        weights=args.weights,
+        load_format=args.load_format,
+        device=args.device,
+        seed=args.seed,
+        threads=args.threads,
+    )
+    check_weights(config)
+    return config
+
+
+def boot(config: EngineConfig, handshake: Handshake) -> Runner:
+    runner = Runner(config, handshake)
+    runner.allocate_pages()
+    return runner
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after `--until profile` or a stop signal, 2 for settings that cannot work, 1 for a failure."""
+    args = parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format="%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s",
+        datefmt="%m-%d %H:%M:%S",
+    )
+    try:
+        config = read_config(args)
+        handshake = Handshake.from_environment()
+        if args.until == "profile":
+            Runner(config, handshake)
+            return 0
+        listener = _listen(args.host, args.port)
+    except ValueError as error:
+        print(f"python -m impl.serve: {error}", file=sys.stderr)
+        return 2
+    with listener:
+        return serve(args, config, handshake, listener)
+
+
+def serve(args: argparse.Namespace, config: EngineConfig, handshake: Handshake, listener: socket.socket) -> int:
+    """Answer on `listener` until a stop signal; `/health` says 503 until the engine has booted."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # uvicorn raises the signal again after its clean stop: it should end nothing then.
+        signal.signal(number, lambda *_: None)
+    return asyncio.run(_serve(args, config, handshake, listener))
+
+
+async def _serve(args: argparse.Namespace, config: EngineConfig, handshake: Handshake, listener: socket.socket) -> int:
+    limits = Limits(config.dims.name, config.dims.vocab_size, config.dims.max_model_len)
+    engine = Engine(lambda: boot(config, handshake), EngineMetrics(config.dims.name))
+    routes = Routes(engine, limits, config.seed, args.max_body_bytes)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        await asyncio.to_thread(engine.stop)
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            routes.app(lifespan), log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await engine.booted.wait()
+    if engine.state == "ready":
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        host, port = listener.getsockname()[:2]
+        handshake.ready(host, port)
+        log.info("Serving %s on http://%s:%d", limits.model, host, port)
+    else:
+        server.should_exit = True
+    await serving
+    return _exit_status(engine)
+
+
+def _exit_status(engine: Engine) -> int:
+    """2 for a boot that its settings cannot have, 1 for any other failure, 0 for a clean stop."""
+    if engine.failure is None:
+        return 0
+    if engine.runner is None and isinstance(engine.failure, ValueError):
+        print(f"python -m impl.serve: {engine.failure}", file=sys.stderr)
+        return 2
+    log.error("The engine has failed", exc_info=engine.failure)
+    return 1
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())
