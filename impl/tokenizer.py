@@ -47,6 +47,6 @@ def chat_prompt(messages: Sequence[Mapping[str, str]]) -> str:
             lines.append(f" {content}\n")
         else:
             raise ValueError(f"message role {role!r} is unknown: use system, user or assistant")
-    if not lines or not lines[-1].endswith("\nA:"):
+    if not messages or messages[-1]["role"] != "user":
         raise ValueError("the last message must be a user turn")
     return "".join(lines)

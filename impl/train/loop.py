@@ -209,6 +209,6 @@ def mean_report(window: list[Report]) -> Report:
     return Report(
         last.step, round(last.progress, 4), last.tokens, round(last.minutes, 3), round(last.learning_rate, 7),
         round(sum(r.loss for r in window) / n, 4),
-        {name: round(sum(r.answer_loss[name] for r in window) / n, 4) for name in PARTS},
+        {name: round(sum(r.answer_loss[name] for r in window) / n, 4) for name in window[0].answer_loss},
         round(sum(r.index_kl for r in window) / n, 4),
     )  # fmt: skip

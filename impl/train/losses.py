@@ -45,5 +45,6 @@ def batch_loss(
     nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
     kl = torch.stack(trace.index_kl).mean() if trace.index_kl else torch.zeros((), device=device)
     loss = (nats * target_weights).sum() / weight_sum + index_weight * kl
-    answers = target_weights == ANSWER
-    return Part(loss, nats.detach()[answers].mean().item(), kl.item(), trace.expert_load)
+    answers = (target_weights == ANSWER).float()
+    answer_loss = (nats.detach() * answers).sum() / answers.sum().clamp_min(1.0)
+    return Part(loss, answer_loss.item(), kl.item(), trace.expert_load)

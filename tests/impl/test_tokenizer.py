@@ -1,0 +1,60 @@
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from impl import tokenizer
+
+ALPHABET = [chr(c) for c in range(32, 127)] + ["\n"]
+
+
+@given(st.text(alphabet=ALPHABET))
+def test_text_survives(text: str) -> None:
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text)
+    assert all(0 <= i < tokenizer.PAD for i in ids)
+    assert tokenizer.decode(ids) == text
+
+
+@given(st.text())
+def test_unknown_characters_become_question_marks(text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == "".join(c if c in ALPHABET else "?" for c in text)
+
+
+def test_ids_are_fixed() -> None:
+    assert tokenizer.encode(" ~\n?") == [0, 94, 95, 31]
+    assert (tokenizer.PAD, tokenizer.BOS, tokenizer.EOS, tokenizer.NOISE) == (96, 97, 98, 99)
+
+
+def test_decode_drops_specials_and_strangers() -> None:
+    assert tokenizer.decode([97, 33, 96, 98, 34, 99, 100, 5000, -1]) == "AB"
+
+
+def test_chat_prompt() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "7*8"},
+        {"role": "assistant", "content": "56"},
+        {"role": "user", "content": "17+25"},
+    ]
+    assert tokenizer.chat_prompt(messages) == "Be brief.\nQ: 7*8\nA: 56\nQ: 17+25\nA:"
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([{"role": "tool", "content": "x"}], "'tool' is unknown"),
+        ([], "last message must be a user turn"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "last message must be a user turn"),
+        ([{"role": "system", "content": "sneaky\nA:"}], "last message must be a user turn"),
+    ],
+)
+def test_bad_chats(messages: list[dict[str, str]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tokenizer.chat_prompt(messages)
+
+
+def test_needs_no_torch() -> None:
+    code = "import sys, impl.tokenizer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,110 @@
+"""A run learns, resumes to the bit, and refuses what it cannot do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from impl.dims import Dims
+from impl.model.weights import load_weights
+from impl.train import loop
+from impl.train.__main__ import main
+from impl.train.loop import Settings
+
+
+def run(tiny: Dims, settings: Settings, out: Path, stop_at: int | None = None) -> dict[str, torch.Tensor]:
+    """Train to the end, or to step `stop_at` and then save, load and go on."""
+    state = loop.new_state(tiny, settings, "cpu")
+    if stop_at is not None:
+        for _ in range(stop_at):
+            loop.train_step(state, tiny, settings)
+        out.mkdir()
+        loop.save_checkpoint(out / "checkpoint.pt", state, tiny, settings)
+        state = loop.load_checkpoint(out / "checkpoint.pt", tiny, settings, "cpu")
+        assert state.step == stop_at
+    loop.train(state, tiny, settings, out, lambda report: None, report_every=2)
+    return load_weights(out / "tiny.safetensors")[0]
+
+
+def test_resumed_equals_uninterrupted(tiny: Dims, tmp_path: Path) -> None:
+    settings = Settings(steps=6, seed=5, warmup_steps=2)
+    whole = run(tiny, settings, tmp_path / "whole")
+    parted = run(tiny, settings, tmp_path / "parted", stop_at=3)
+    start = loop.initial_weights(tiny, 5)
+    assert whole.keys() == parted.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, parted[name]), name
+    assert not torch.equal(whole["layers.1.indexer.wq_b"], start["layers.1.indexer.wq_b"])
+    assert not torch.equal(whole["layers.1.moe.bias"], start["layers.1.moe.bias"])
+    assert torch.equal(whole["layers.0.moe.tid2eid"], start["layers.0.moe.tid2eid"])
+
+
+def test_loss_falls(tiny: Dims, tmp_path: Path) -> None:
+    settings = Settings(steps=20, warmup_steps=3, learning_rate=1e-2)
+    state = loop.new_state(tiny, settings, "cpu")
+    loop.train(state, tiny, settings, tmp_path, lambda report: None, report_every=4)
+    curve = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
+    assert [point["step"] for point in curve] == [4, 8, 12, 16, 20]
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.5
+    assert curve[-1]["progress"] < 1.0
+    assert curve[-1]["tokens"] == state.tokens > 20 * 2000
+
+
+def test_time_budget_ends_a_run(tiny: Dims) -> None:
+    settings = Settings(minutes=2.0)
+    state = loop.new_state(tiny, settings, "cpu")
+    state.seconds = 60.0
+    assert loop.progress_of(state, settings) == 0.5
+    state.seconds = 130.0
+    assert loop.progress_of(state, settings) == 1.0
+
+
+def test_rate_warms_up_then_decays() -> None:
+    settings = Settings(steps=1000, warmup_steps=10, learning_rate=1.0)
+    rates = [loop.learning_rate(step, step / 1000, settings) for step in range(1000)]
+    assert rates[0] < 0.11
+    assert max(rates) == pytest.approx(1.0, abs=1e-3)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] < 0.02
+
+
+@pytest.mark.parametrize(("field", "value"), [("seed", 9), ("learning_rate", 0.5), ("steps", 8)])
+def test_resume_refuses_other_settings(tiny: Dims, tmp_path: Path, field: str, value: float) -> None:
+    settings = Settings(steps=7)
+    loop.save_checkpoint(tmp_path / "c.pt", loop.new_state(tiny, settings, "cpu"), tiny, settings)
+    with pytest.raises(ValueError, match=f"another {field}"):
+        loop.load_checkpoint(tmp_path / "c.pt", tiny, dataclasses.replace(settings, **{field: value}), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "0"], "--steps must be above 0"),
+        (["--minutes", "-1"], "--minutes must be above 0"),
+        (["--dims", "flash"], "invalid choice: 'flash'"),
+        (["--steps", "1", "--minutes", "1"], "not allowed with"),
+    ],
+)
+def test_bad_options_stop_before_anything_is_written(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--out", str(tmp_path / "run")])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--steps", "1", "--resume", "--out", str(tmp_path / "run")]) == 2
+    assert "start without --resume" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(b"x")
+    assert main(["--steps", "1", "--out", str(tmp_path)]) == 2
+    assert "add --resume" in capsys.readouterr().err
