@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from impl.toggles import ToggleError
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+READER_LEFT = 141
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,15 @@ class CommandLine(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in self.list_commands(ctx)])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            value = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader has left; click would exit with 1, which is a verdict's code here
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(READER_LEFT)
+        return value
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -75,7 +86,6 @@ class CommandLine(click.Group):
             return super().main(args, prog_name, complete_var, False, **extra)
         try:
             code = super().main(args, prog_name, complete_var, False, **extra)
-            sys.stdout.flush()
         except click.ClickException as error:
             _refuse(_one_line(error))
         except (InputError, ToggleError) as error:
@@ -83,9 +93,6 @@ class CommandLine(click.Group):
         except (click.Abort, KeyboardInterrupt):
             click.echo("dsbench: interrupted", err=True)
             sys.exit(INTERRUPTED)
-        except BrokenPipeError:  # the reader of our output has left, as `dsbench toggles | head -1` does
-            sys.stderr.close()
-            sys.exit(0)
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -67,6 +67,15 @@ def test_micro_pages_worked_out_by_hand():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("head_dim", "rope_dim", "index_dim", "alone"), [(64, 64, 128, (8, 4)), (450, 2, 4, (4, 8))])
+def test_states_of_one_group_turn_over_together(head_dim, rope_dim, index_dim, alone):
+    dims = FLASH.with_changes(head_dim=head_dim, rope_dim=rope_dim, index_dim=index_dim)
+    formats = KvGeometry.of(dims).formats
+    pair = [formats["c4_state"], formats["c4_index_state"]]
+    assert tuple(1 << (f.page_bytes // f.row_bytes).bit_length() - 1 for f in pair) == alone
+    assert [f.rows for f in pair] == [min(alone)] * 2
+
+
 # Section 3: grouping, B, P0, R
 
 
@@ -87,6 +96,13 @@ def test_flash_block_and_request(flash):
     assert flash.full_page_bytes == 1_002_240
     assert [g.blocks(8192, 524_288) for g in flash.groups] == [2048, 131, 131, 2051, 1041]
     assert flash.blocks_per_max_request(8192, 524_288, "0.25.1") == 5032
+
+
+def test_lookback(flash):
+    """One more token needs the window less itself, and the runs that its compressed row is made of."""
+    assert [g.lookback for g in flash.groups] == [None, 127, 127, 7, 127]
+    assert [g.blocks(1, 524_288) for g in flash.groups[1:]] == [2 + 1, 2 + 1, 2 + 1, 16 + 1]
+    assert [g.lookback for g in KvGeometry.of(PICO).groups] == [None, 31, 31, 31, 7, 31]
 
 
 def test_lookback_is_capped_at_the_longest_request(flash):
