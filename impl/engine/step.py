@@ -9,6 +9,7 @@ Source: deepseek_v4_dspark.md sections 3.2 to 3.5.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -75,6 +76,8 @@ class Step:
     """Per ratio; a ratio is absent when the step completes no entry of it."""
     visible: dict[int, Tensor]
     """Per ratio: int64 [N], compressed entries row t may read, (p + 1) // r; they are 0..n-1."""
+    max_position: int | None = None
+    """The largest position, known on the host: how far candidates reach. None reads the whole block table."""
 
     @property
     def n_tokens(self) -> int:
@@ -102,54 +105,83 @@ def build_step(
 
     The number of compressed entries it completes is known on the host, so nothing waits for the device.
     """
-    ids = torch.tensor(token_ids, dtype=torch.int64, device=device)
-    at = torch.tensor(positions, dtype=torch.int64, device=device)
-    rows = torch.tensor(request_rows, dtype=torch.int64, device=device)
-    back = torch.arange(pages.window - 1, -1, -1, device=device)
-    seen = at[:, None] - back
-    swa_groups = [name for name in block_tables if name.startswith("swa")]
-
-    def slot_of(group: str, where: Tensor, tokens: int, row: Tensor) -> Tensor:
-        inside = where.clamp_min(0)
-        block = block_tables[group][row if where.dim() == 1 else row[:, None], inside // tokens]
-        return torch.where(where >= 0, block * tokens + inside % tokens, 0)
-
+    # One transfer; everything else is derived where it is used.
+    ids, at, rows = torch.tensor([token_ids, positions, request_rows], dtype=torch.int64).to(device).unbind()
+    seen = at[:, None] - _last(pages.window, device)
+    window_valid = seen >= 0
+    window_slots, swa_slots = {}, {}
+    page, offset = _split(seen.clamp_min_(0), pages.swa_tokens)
+    for group in block_tables:
+        if group.startswith("swa"):
+            slots = block_tables[group][rows[:, None], page].mul_(pages.swa_tokens).add_(offset)
+            window_slots[group] = slots.mul_(window_valid)
+            swa_slots[group] = slots[:, -1].contiguous()
     step = Step(
         token_ids=ids,
         positions=at,
         request_rows=rows,
         n_decode=n_decode,
         block_tables=block_tables,
-        swa_slots={g: slot_of(g, at, pages.swa_tokens, rows) for g in swa_groups},
-        window_slots={g: slot_of(g, seen, pages.swa_tokens, rows) for g in swa_groups},
-        window_valid=seen >= 0,
+        swa_slots=swa_slots,
+        window_slots=window_slots,
+        window_valid=window_valid,
         state_slots={},
         emissions={},
         visible={},
     )
     for ratio, tokens in pages.state_tokens.items():
-        group = state_group(ratio)
-        step.state_slots[ratio] = slot_of(group, at, tokens, rows)
-        step.visible[ratio] = (at + 1) // ratio
+        step.state_slots[ratio] = _slots(block_tables[state_group(ratio)], rows, at, tokens)
+        step.visible[ratio] = (at + 1).div_(ratio, rounding_mode="floor")
         done = [i for i, p in enumerate(positions) if (p + 1) % ratio == 0]
-        if not done:
-            continue
-        padded = done + [done[0]] * (-len(done) % 4)
-        which = torch.tensor(padded, dtype=torch.int64, device=device)
-        valid = torch.arange(len(padded), device=device) < len(done)
-        span = (2 if ratio == 4 else 1) * ratio
-        sources = at[which][:, None] - torch.arange(span - 1, -1, -1, device=device)
-        per_page = pages.block_tokens // ratio
-        entry = slot_of("full", at[which] // ratio, per_page, rows[which])
-        step.emissions[ratio] = Emission(
-            rows=which,
-            slots=torch.where(valid, entry, 0),
-            source_slots=slot_of(group, sources, tokens, rows[which]),
-            source_valid=sources >= 0,
-            positions=at[which] // ratio * ratio,
-            valid=valid,
-        )
+        if done:
+            step.emissions[ratio] = _emission(done, ratio, at, rows, block_tables, pages, device)
     return step
+
+
+def _emission(
+    done: list[int],
+    ratio: int,
+    positions: Tensor,
+    request_rows: Tensor,
+    block_tables: dict[str, Tensor],
+    pages: PageShape,
+    device: torch.device,
+) -> Emission:
+    """The entries of one ratio that token rows `done` complete."""
+    n_padding = -len(done) % 4
+    index = torch.tensor([done + [done[0]] * n_padding, [1] * len(done) + [0] * n_padding]).to(device)
+    which, valid = index[0], index[1].bool()
+    at, rows = positions[which], request_rows[which]
+    sources = at[:, None] - _last((2 if ratio == 4 else 1) * ratio, device)
+    source_valid = sources >= 0
+    tokens = pages.state_tokens[ratio]
+    source_slots = _slots(block_tables[state_group(ratio)], rows[:, None], sources.clamp_min_(0), tokens)
+    entry = at.div(ratio, rounding_mode="floor")
+    return Emission(
+        rows=which,
+        slots=_slots(block_tables["full"], rows, entry, pages.block_tokens // ratio).mul_(valid),
+        source_slots=source_slots.mul_(source_valid),
+        source_valid=source_valid,
+        positions=entry.mul_(ratio),
+        valid=valid,
+    )
+
+
+def _slots(table: Tensor, rows: Tensor, where: Tensor, per_page: int) -> Tensor:
+    """Slots of entries `where` >= 0 of the requests at `rows`."""
+    page, offset = _split(where, per_page)
+    return table[rows, page].mul_(per_page).add_(offset)
+
+
+def _split(where: Tensor, per_page: int) -> tuple[Tensor, Tensor]:
+    page = where.div(per_page, rounding_mode="floor")
+    return page, where - page * per_page
+
+
+@lru_cache(maxsize=32)
+def _last(n: int, device: torch.device) -> Tensor:
+    """How far back each of the last n positions is, oldest first: n - 1, ..., 0."""
+    return torch.arange(n - 1, -1, -1, device=device)
 
 
 def state_group(ratio: int) -> str:
