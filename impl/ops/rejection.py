@@ -4,7 +4,7 @@ Per request, row k of the target judges draft k; the emitted tokens are the acce
 token, from the row behind them. Three streams of Philox noise (`impl.ops.sampling`) never meet:
 
 - draft k of a round: `draft_tag(k)`, at the position of the round's first logits row;
-- acceptance uniforms: word k of `TAG_ACCEPT`, at the same position;
+- acceptance uniforms: entry k of `TAG_ACCEPT`, at the same position;
 - the extra token: `TAG_VERIFY`, at the position of its own row, as a plain step draws it.
 
 The first two are counted by round, not by row: block verification looks at every draft and uniform of a
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from impl.ops.sampling import TAG_DRAFT, TAG_VERIFY, gumbel, random_words
+from impl.ops.sampling import TAG_DRAFT, TAG_VERIFY, gumbel
 from impl.ops.workspace import Workspace
 
 TAG_ACCEPT = 2
@@ -96,8 +96,7 @@ def rejection_sample(
     greedy = temperature <= 0
     passed = drafts == best[:, :k_max]
     if synthetic_conditional_rates is not None:
-        uniform = _uniforms(seeds, positions, k_max, workspace)
-        passed = uniform < synthetic_conditional_rates[:k_max]
+        passed = _log_uniforms(seeds, positions, k_max, workspace).exp() < synthetic_conditional_rates[:k_max]
     if all_greedy:
         n_accepted = _leading(valid & passed)
         return _emit(drafts, n_accepted, _at(best, n_accepted))
@@ -115,13 +114,13 @@ def rejection_sample(
             n_accepted = _leading(valid & passed)
         else:
             valid &= greedy[:, None] | ~log_q[:, :, 0].isnan()
-            uniform = _uniforms(seeds, positions, k_max, workspace)
+            log_u = _log_uniforms(seeds, positions, k_max, workspace)
             log_p_x = log_p[:, :k_max].gather(-1, drafts[:, :, None])[:, :, 0]
             log_q_x = log_q.gather(-1, drafts[:, :, None])[:, :, 0]
-            likely = log_p_x > uniform.log() + log_q_x
+            likely = log_p_x > log_u + log_q_x
             n_accepted = _leading(valid & torch.where(greedy[:, None], passed, likely))
             if block_verification:
-                by_block, log_kept = _verify_block(log_p, log_q, log_p_x - log_q_x, _leading(valid), uniform, workspace)
+                by_block, log_kept = _verify_block(log_p, log_q, log_p_x - log_q_x, _leading(valid), log_u, workspace)
                 n_accepted = torch.where(greedy, n_accepted, by_block)
         rejected = n_accepted < _leading(valid)
         drawn = _extra_token(scores, log_p, log_q, log_kept, rejected, n_accepted, seeds, positions, workspace)
@@ -166,12 +165,10 @@ def _emit(drafts: Tensor, n_accepted: Tensor, extra: Tensor) -> RejectionOutput:
     return RejectionOutput(tokens, n_accepted + 1, n_accepted)
 
 
-def _uniforms(seeds: Tensor, positions: Tensor, k_max: int, workspace: Workspace) -> Tensor:
-    """fp64 [R, K] in (0, 1), of 32 random bits each; entry k does not depend on K."""
+def _log_uniforms(seeds: Tensor, positions: Tensor, k_max: int, workspace: Workspace) -> Tensor:
+    """log u, fp64 [R, K], for uniforms in (0, 1); entry k does not depend on K. Gumbel noise is -log(-log u)."""
     with workspace.scope():
-        words = random_words(seeds, positions, TAG_ACCEPT, -(-k_max // 4), workspace)
-        bits = words.permute(1, 2, 0).reshape(seeds.shape[0], -1)[:, :k_max]
-        return (bits.to(torch.float64) + 0.5) * 2.0**-32
+        return -(-gumbel(seeds, positions, TAG_ACCEPT, k_max, workspace).to(torch.float64)).exp()
 
 
 def _draft_log_probabilities(
@@ -199,14 +196,14 @@ def _draft_log_probabilities(
 
 
 def _verify_block(
-    log_p: Tensor, log_q: Tensor, log_ratio: Tensor, n_valid: Tensor, uniform: Tensor, workspace: Workspace
+    log_p: Tensor, log_q: Tensor, log_ratio: Tensor, n_valid: Tensor, log_u: Tensor, workspace: Workspace
 ) -> tuple[Tensor, Tensor]:
     """Accepted drafts int64 [R] and log of their kept probability P_tau fp32 [R] (0 where all were accepted).
 
     P_k = min(P_{k-1} p(x_k) / q(x_k), 1). A prefix of k drafts is kept with h_k = m_k / (m_k + 1 - P_k) where
     m_k = sum_v max(P_k p_v - q_v, 0), the last valid prefix with h = P; the longest prefix kept wins.
     """
-    n, k_max = uniform.shape
+    n, k_max = log_u.shape
     kept = [torch.zeros_like(log_p[:, 0, 0])]
     for k in range(k_max):
         # Neither p nor q reaches the draft: -inf - -inf; such a draft is not kept.
@@ -226,7 +223,7 @@ def _verify_block(
                 # 0/0: nothing is left to correct, so the prefix is kept.
                 inside = torch.where(denominator > 0, left / denominator, 1.0)
                 chance = torch.where(n_valid == k, keep, inside)
-            wins = (uniform[:, k - 1] <= chance) & (k <= n_valid)
+            wins = (log_u[:, k - 1].exp() <= chance) & (k <= n_valid)
             n_accepted = torch.where(wins, k, n_accepted)
     return n_accepted, _at(log_kept, n_accepted)
 
