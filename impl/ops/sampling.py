@@ -137,56 +137,43 @@ def _cut(scores: Tensor, rows: SamplingRows, workspace: Workspace) -> None:
 def gumbel(seed: Tensor, position: Tensor, tag: int, width: int, workspace: Workspace) -> Tensor:
     """Standard Gumbel noise fp32 [n, width] (workspace memory): -log(-log(u)), u in (0, 1) of 32 random bits.
 
+    Entry 4 i + w is word w of counter (i, position, tag, 0) under the seed's low and high half as keys.
     Logarithms are taken in fp64 and rounded once, so that devices agree.
     """
-    n = seed.shape[0]
+    n, n_counters = seed.shape[0], -(-width // 4)
     noise = workspace.empty((n, width), torch.float32)
     with workspace.scope():
-        n_counters = -(-width // 4)
-        words = random_words(seed, position, tag, n_counters, workspace)
-        u = workspace.empty((n, n_counters * 4), torch.float64)
-        # Word w of counter i is entry 4 i + w.
-        u.view(n, -1, 4).copy_(words.permute(1, 2, 0))
+        counter = workspace.empty((4, n, n_counters), torch.int64)
+        counter[0] = torch.arange(n_counters, device=seed.device)
+        counter[1] = (position & _MASK)[:, None]
+        counter[2] = tag
+        counter[3] = 0
+        words = philox(counter, torch.stack((seed & _MASK, (seed >> 32) & _MASK)), workspace)
+        u = workspace.empty((n, n_counters, 4), torch.float64)
+        for column, word in zip(u.unbind(-1), words, strict=True):
+            column.copy_(word)
         u.add_(0.5).mul_(2.0**-32).log_().neg_().log_().neg_()
-        noise.copy_(u[:, :width])
+        noise.copy_(u.view(n, -1)[:, :width])
     return noise
 
 
-def random_words(seed: Tensor, position: Tensor, tag: int, n_counters: int, workspace: Workspace) -> Tensor:
-    """Four random words, int64 [4, n, n_counters] below 2^32 (workspace memory), of each row's first counters.
+def philox(counter: Tensor, key: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x32-10: four random words a counter, each int64 [n, m] below 2^32.
 
-    Counter words: (index, position, tag, 0); key words: the low and the high half of the seed.
+    counter: int64 [4, n, m] below 2^32, written over; key: int64 [2, n]. The words live in the counter's
+    memory and in the workspace's present scope. A product of two 32-bit words fills int64 modulo 2^64; the
+    arithmetic shift is masked to its high word.
     """
-    words = workspace.empty((4, seed.shape[0], n_counters), torch.int64)
-    words[0] = torch.arange(n_counters, device=seed.device)
-    words[1] = (position & _MASK)[:, None]
-    words[2] = tag
-    words[3] = 0
-    philox_(words, torch.stack((seed & _MASK, (seed >> 32) & _MASK)), workspace)
-    return words
-
-
-def philox_(words: Tensor, key: Tensor, workspace: Workspace) -> Tensor:
-    """Philox4x32-10 in place: counters int64 [4, n, m] below 2^32 become random words, under keys [2, n].
-
-    Products of two 32-bit words fill int64 modulo 2^64; the arithmetic shift is masked to the high word.
-    """
-    with workspace.scope():
-        shape = (2, *words.shape[1:])
-        product, high = workspace.empty(shape, torch.int64), workspace.empty(shape, torch.int64)
-        multipliers = _constant(_MULTIPLIERS, words.device)[:, None, None]
-        rounds = torch.arange(_ROUNDS, device=words.device)[:, None, None]
-        keys = (key + rounds * _constant(_WEYL, words.device)[:, None]) & _MASK
-        for round_key in keys.unsqueeze(-1):
-            torch.mul(words[0::2], multipliers, out=product)
-            torch.bitwise_right_shift(product, 32, out=high).bitwise_and_(_MASK)
-            product &= _MASK
-            torch.bitwise_xor(high[1], words[1], out=words[0]).bitwise_xor_(round_key[0])
-            torch.bitwise_xor(high[0], words[3], out=words[2]).bitwise_xor_(round_key[1])
-            words[1] = product[1]
-            words[3] = product[0]
-    return words
-
-
-def _constant(values: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=device)
+    c0, c1, c2, c3 = counter.unbind()
+    p0, p1 = workspace.empty((2, *c0.shape), torch.int64).unbind()
+    rounds = torch.arange(_ROUNDS, device=key.device)[:, None]
+    keys_0 = ((key[0] + rounds * _WEYL[0]) & _MASK)[:, :, None].unbind()
+    keys_1 = ((key[1] + rounds * _WEYL[1]) & _MASK)[:, :, None].unbind()
+    for key_0, key_1 in zip(keys_0, keys_1, strict=True):
+        torch.mul(c0, _MULTIPLIERS[0], out=p0)
+        torch.mul(c2, _MULTIPLIERS[1], out=p1)
+        torch.bitwise_right_shift(p1, 32, out=c0).bitwise_and_(_MASK).bitwise_xor_(c1).bitwise_xor_(key_0)
+        torch.bitwise_right_shift(p0, 32, out=c2).bitwise_and_(_MASK).bitwise_xor_(c3).bitwise_xor_(key_1)
+        # The low words are the new odd words; the old ones' memory holds the next products.
+        c1, c3, p0, p1 = p1.bitwise_and_(_MASK), p0.bitwise_and_(_MASK), c3, c1
+    return c0, c1, c2, c3
