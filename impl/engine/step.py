@@ -128,6 +128,7 @@ def build_step(
         state_slots={},
         emissions={},
         visible={},
+        max_position=max(positions),
     )
     for ratio, tokens in pages.state_tokens.items():
         step.state_slots[ratio] = _slots(block_tables[state_group(ratio)], rows, at, tokens)
