@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 ALIGNMENT = 64
 """What torch's CPU allocator gives, so that kernels see the alignment they see in eager."""
@@ -123,7 +124,7 @@ class Arena:
 
         Code that asks whether a tensor owns its memory (`reuse_refusal`) must answer as in eager.
         """
-        return torch.from_dlpack(self.segments[place.segment][place.start : place.start + nbytes]).untyped_storage()
+        return from_dlpack(self.segments[place.segment][place.start : place.start + nbytes]).untyped_storage()
 
     def poison(self, places: Sequence[Place]) -> None:
         for place in places:

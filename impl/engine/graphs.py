@@ -29,7 +29,8 @@ from typing import Any
 import torch
 
 from impl.engine.arena import Arena
-from impl.engine.tape import CaptureError, Recorder, record
+from impl.engine.recording import CaptureError, Recorder
+from impl.engine.tape import record
 from impl.handshake import Markers
 
 __all__ = ["CaptureError", "GraphCache", "GraphMemory", "GraphPool", "Replay", "capture"]
@@ -198,8 +199,10 @@ class _Counted:
 def _counts(markers: Markers | None) -> Counts:
     if markers is None:
         return Counter()
-    refused = {(name, reason): n for name, reasons in markers.refused.items() for reason, n in reasons.items()}
-    return Counter({(name, None): n for name, n in markers.taken.items()} | refused)
+    counts: Counts = Counter({(name, None): n for name, n in markers.taken.items()})
+    for name, reasons in markers.refused.items():
+        counts.update({(name, reason): n for reason, n in reasons.items()})
+    return counts
 
 
 def _difference(after: Counts, before: Counts) -> Counts:

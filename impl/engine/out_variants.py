@@ -34,7 +34,7 @@ def out_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any], targets: Se
         if _is_out(argument):
             named[argument.name] = next(remaining)
         elif not argument.kwarg_only:
-            positional.append(given[argument.name] if argument.name in given else argument.default_value)
+            positional.append(given.get(argument.name, argument.default_value))
         elif argument.name in given:
             named[argument.name] = given[argument.name]
     return overload, tuple(positional), named
