@@ -47,6 +47,7 @@ def test_what_is_in_it(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"dsbench/py.typed", "impl/py.typed"} <= names
     shipped = [path.relative_to(ROOT).as_posix() for path in (ROOT / "impl" / "weights").iterdir() if path.is_file()]
+    assert any(name.endswith(".safetensors") for name in shipped)
     assert set(shipped) <= names
     suites = {f"dsbench/_suites/{path.name}" for path in (ROOT / "suites").glob("*.toml")}
     assert suites
