@@ -150,6 +150,7 @@ def word_problem(rng: random.Random) -> Segments:
 # Key-value lookup.
 
 KEY_LETTERS = string.ascii_lowercase
+COPY_LETTERS = string.ascii_lowercase + string.digits
 
 
 def lookup(rng: random.Random, characters: int, questions: int, window: int = 32) -> tuple[str, list[tuple[str, str]]]:
@@ -178,12 +179,18 @@ def lookup(rng: random.Random, characters: int, questions: int, window: int = 32
     return "".join(lines), [(f"?{key}=", f"{pairs[key][0]}\n") for key in asked]
 
 
-def lookup_document(rng: random.Random, characters: int) -> Segments:
-    context, queries = lookup(rng, characters, questions=max(4, min(14, characters // 12)))
+def lookup_document(rng: random.Random, characters: int, window: int = 32) -> Segments:
+    context, queries = lookup(rng, characters, questions=max(5, min(14, characters // 12)), window=window)
     text: Segments = [(context, GIVEN)]
     for query, answer in queries:
         text += [(query, GIVEN), (answer, ANSWER)]
     return text
+
+
+def copied(rng: random.Random, characters: int) -> Segments:
+    """A random string and the same again: the plainest need to look back, from which lookup grows."""
+    text = "".join(rng.choice(COPY_LETTERS) for _ in range(characters)) + "\n"
+    return [(text, GIVEN), (text[0], GIVEN), (text[1:], ANSWER)]
 
 
 # Prose.
@@ -250,21 +257,35 @@ def mixed(rng: random.Random) -> Segments:
 
 
 LONGEST_CONTEXT = 600
+EARLY = 0.3
+"""Up to this share of a run, recall takes the place of word problems: they need it."""
 
 
-def batches(seed: int, step: int, progress: float, scale: int = 1) -> list[Batch]:
-    """The batches of one step, in order: short rows, mixed rows, lookup rows.
+def recall(rng: random.Random, progress: float, scale: int) -> Batch:
+    """One kind and size: copying and small lookups first, then ever longer lookups."""
+    grown = min(1.0, max(0.0, progress - 0.25) / 0.45)
+    rows = scale * (12 if progress < EARLY else 8)
+    if rng.random() < 0.5 - 0.4 * grown:
+        characters = rng.randint(4, 24 + int(40 * grown))
+        return pack(lambda: copied(rng, characters), rows, 128 if characters < 60 else 160)
+    longest = 60 + (LONGEST_CONTEXT - 60) * grown
+    characters = int(rng.uniform(12, longest)) if rng.random() < 0.7 else int(longest)
+    if characters <= 60:
+        return pack(lambda: lookup_document(rng, characters, window=0), rows, 128)
+    # The context with its last line, fourteen queries of seven characters, bos and eos.
+    length = -(-(characters + 30 + 7 * 14) // 32) * 32
+    return pack(lambda: lookup_document(rng, characters), max(1, rows * 128 // length), length)
 
-    `progress` (0..1) lengthens the lookup contexts from 40 characters to 600 over the first 60 % of a run.
+
+def batches(seed: int, step: int, progress: float, scale: int = 1) -> dict[str, Batch]:
+    """The batches of one step by name, the same for the same arguments.
+
+    `progress` (0..1) is the share of the run that is done: what must be recalled gets longer with it.
     `scale` multiplies the number of rows (for a GPU).
     """
     rng = random.Random(f"{seed}/{step}")
-    longest = 40 + (LONGEST_CONTEXT - 40) * min(1.0, max(0.0, progress - 0.1) / 0.5)
-    characters = int(rng.uniform(40, longest)) if rng.random() < 0.7 else int(longest)
-    # The context, its queries of seven characters, bos and eos; the cost of a step stays level.
-    length = -(-(characters + 30 + 7 * max(4, min(14, characters // 12)) + 2) // 32) * 32
-    return [
-        pack(lambda: single_sum(rng), 32 * scale, 32),
-        pack(lambda: mixed(rng), 3 * scale, 256),
-        pack(lambda: lookup_document(rng, characters), max(1, 1024 // length) * scale, length),
-    ]
+    return {
+        "arithmetic": pack(lambda: single_sum(rng), 28 * scale, 32),
+        "mixed": pack(lambda: mixed(rng), scale * (1 if progress < EARLY else 3), 256),
+        "recall": recall(rng, progress, scale),
+    }

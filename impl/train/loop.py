@@ -17,10 +17,7 @@ from torch import Tensor
 from impl.dims import Dims
 from impl.model.weights import random_weights, save_weights
 from impl.train.data import batches
-from impl.train.losses import batch_loss, weight_total
-
-PARTS = ("short", "mixed", "lookup")
-"""Names of a step's batches, in the order `data.batches` gives them."""
+from impl.train.losses import batch_loss
 
 
 @dataclass(frozen=True)
@@ -107,18 +104,18 @@ def train_step(state: State, dims: Dims, settings: Settings) -> Report:
     started = time.monotonic()
     rate = learning_rate(state.step, progress, settings)
     work = batches(settings.seed, state.step, progress, settings.scale)
-    total = weight_total(work)
     answer_loss: dict[str, float] = {}
-    loss = index_kl = 0.0
+    loss = 0.0
+    index_kl: list[float] = []
     loads: dict[int, list[Tensor]] = {}
-    for name, batch in zip(PARTS, work, strict=True):
+    for name, batch in work.items():
         part = batch_loss(
-            state.weights, batch, dims, total, settings.index_weight / len(PARTS), progress < settings.dense_until
+            state.weights, batch, dims, 1 / len(work), settings.index_weight, progress < settings.dense_until
         )
         part.loss.backward()
         answer_loss[name] = part.answer_loss
         loss += part.loss.item()
-        index_kl = part.index_kl
+        index_kl.append(part.index_kl)
         for layer, load in part.expert_load.items():
             loads.setdefault(layer, []).append(load)
         state.tokens += sum(map(len, batch.ids))
@@ -126,7 +123,8 @@ def train_step(state: State, dims: Dims, settings: Settings) -> Report:
     even_loads(state.weights, loads, settings.bias_rate)
     state.step += 1
     state.seconds += time.monotonic() - started
-    return Report(state.step, progress, state.tokens, state.seconds / 60, rate, loss, answer_loss, index_kl)
+    return Report(state.step, progress, state.tokens, state.seconds / 60, rate, loss, answer_loss,
+                  sum(index_kl) / len(index_kl))  # fmt: skip
 
 
 def apply_gradients(state: State, rate: float, settings: Settings) -> None:

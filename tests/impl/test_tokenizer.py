@@ -4,6 +4,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from impl import tokenizer
 
 ALPHABET = [chr(c) for c in range(32, 127)] + ["\n"]

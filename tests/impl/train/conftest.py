@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from impl.dims import PICO, Dims
 from impl.model.weights import parameter_shapes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from impl.tokenizer import BOS, EOS, PAD, decode
 from impl.train import data, heldout
 
@@ -34,7 +36,7 @@ def test_a_step_is_a_function_of_seed_and_number() -> None:
 @settings(max_examples=25, deadline=None)
 @given(step=st.integers(0, 10**6), progress=st.floats(0, 1), scale=st.integers(1, 3))
 def test_batches_are_whole_rows(step: int, progress: float, scale: int) -> None:
-    for batch in data.batches(0, step, progress, scale):
+    for batch in data.batches(0, step, progress, scale).values():
         lengths = {len(row) for row in batch.ids} | {len(row) for row in batch.weights}
         assert len(lengths) == 1
         assert lengths.pop() % 32 == 0
@@ -44,16 +46,16 @@ def test_batches_are_whole_rows(step: int, progress: float, scale: int) -> None:
 
 
 def test_a_sequence_may_hold_several_documents() -> None:
-    ids = data.batches(0, 0, 0.5)[0].ids
+    ids = data.batches(0, 0, 0.5)["arithmetic"].ids
     assert any(row.count(BOS) > 1 for row in ids)
     for row in ids:
-        assert all(b == PAD or (a == EOS) == (b == BOS) for a, b in zip(row, row[1:], strict=False))
+        assert all(b == PAD or (a == EOS) == (b == BOS) for a, b in itertools.pairwise(row))
 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1000), step=st.integers(0, 10**6), progress=st.floats(0, 1))
 def test_no_held_out_pair_is_ever_added(seed: int, step: int, progress: float) -> None:
-    for batch in data.batches(seed, step, progress):
+    for batch in data.batches(seed, step, progress).values():
         for text in documents(batch):
             for a, b in re.findall(r"(?<!\d)(\d+)\+(\d+)", text):
                 assert (int(a), int(b)) not in PAIRS, text

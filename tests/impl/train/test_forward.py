@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from impl.dims import FLASH, PICO, Dims
 from impl.train import forward as fast
 from impl.train.rounding import Exact, Served, e4m3

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from impl.dims import Dims
 from impl.model.weights import load_weights
 from impl.train import loop
