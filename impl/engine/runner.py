@@ -157,12 +157,14 @@ class Runner:
         self._log_capacity()
         handshake.kv_profile(kv_profile(self.profile, self.capacity, config.memory_budget, self.device))
         self.write_markers()
-        self.blocks = BlockAllocator(self.geometry.groups, self.n_blocks + 1, dims.max_num_seqs)
-        self.scheduler = Scheduler(self.blocks, dims.max_num_batched_tokens, dims.max_num_seqs)
 
     def allocate_pages(self) -> None:
-        """Allocate the pool; before this the engine can be asked about its memory only."""
-        self.pages = layer_pages(self.dims, self.geometry, allocate_pool(self.geometry, self.n_blocks + 1, self.device))
+        """Allocate the pool and start with an empty one; before this the engine knows its memory only."""
+        dims, n_blocks = self.dims, self.n_blocks + 1
+        self.pool = allocate_pool(self.geometry, n_blocks, self.device)
+        self.pages = layer_pages(dims, self.geometry, self.pool)
+        self.blocks = BlockAllocator(self.geometry.groups, n_blocks, dims.max_num_seqs)
+        self.scheduler = Scheduler(self.blocks, dims.max_num_batched_tokens, dims.max_num_seqs)
 
     def write_markers(self, at_most_every_s: float = 0.0) -> None:
         self.handshake.markers(self.markers, at_most_every_s=at_most_every_s)
@@ -239,7 +241,7 @@ class Runner:
         """The largest step there is: T rows in as many requests as may run, sampled and with logprobs.
 
         All but one row are decodes, and each request starts where every ratio completes an entry, so that no step
-        has more entries; the last rows see the longest context.
+        has more entries; rows reach as far back as the longest context.
         """
         dims = self.dims
         n_seqs = min(dims.max_num_seqs, dims.max_num_batched_tokens)
@@ -249,6 +251,7 @@ class Runner:
         positions = [completing] * (n_seqs - 1) + [(completing + i) % dims.max_model_len for i in range(length)]
         rows = [*range(n_seqs - 1)] + [n_seqs - 1] * length
         step = self._build([0] * len(rows), positions, rows, n_seqs - 1)
+        step.max_position = dims.max_model_len - 1
         hidden = self.target.forward(step, self.pages).hidden
         how = SamplingRows.of([(1.0, 1, 0.5, 0)] * n_seqs, [0] * n_seqs, self.device)
         self._sample(hidden, list(range(n_seqs)), how, min(20, dims.vocab_size))

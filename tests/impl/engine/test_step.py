@@ -50,6 +50,7 @@ def test_slots_are_those_of_the_definition(
     assert step.positions.tolist() == positions
     assert step.request_rows.tolist() == rows
     assert step.n_decode == min(n_decodes, len(chunks))
+    assert step.max_position == max(positions)
 
     def slot(group: str, row: int, entry: int, per_page: int) -> int:
         if entry < 0:
