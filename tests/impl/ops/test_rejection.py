@@ -299,6 +299,17 @@ def test_dense_and_state_indexed_draft_logits_agree(dtype: torch.dtype) -> None:
     assert not torch.equal(inert.tokens, verify(arguments).tokens)
 
 
+@pytest.mark.parametrize("block", [False, True])
+def test_a_draft_as_good_as_the_target_is_always_accepted(block: bool) -> None:
+    arguments = case(500, 4, 9, 10)
+    arguments["draft_logits"] = arguments["target_logits"][:, :4].clone()
+    arguments["draft_tokens"] = drawn_drafts(arguments)
+    assert verify(arguments, block_verification=block).n_accepted.eq(4).all()
+    # Rejected all the same, nothing is left of max(p - q, 0): the token is a plain step's.
+    forced = verify(arguments, synthetic_conditional_rates=torch.zeros(4))
+    assert torch.equal(forced.tokens[:, 0], sample(arguments["target_logits"][:, 0], rows(arguments), WORKSPACE))
+
+
 def test_draft_logits_of_a_narrow_type_are_read_as_their_values() -> None:
     arguments = case(300, 3, 11, 7)
     narrow = arguments["draft_logits"].bfloat16()
