@@ -134,7 +134,7 @@ def _sample(
         need = blocks_to_fire(plan.alpha)
         notes = [
             *notes,
-            f"at {len(blocks)} blocks the test cannot go below p={least:.4g}: improved or regressed needs {need}",
+            f"at {len(blocks)} blocks the test cannot go below p={least:.4g}; improved or regressed needs {need}",
         ]
     sd = stdev(steps) if len(steps) >= SPREAD_FROM else None
     return this.row(

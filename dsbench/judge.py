@@ -160,6 +160,9 @@ def _boot_notes(plan: Plan, boots: Sequence[BootEvidence]) -> list[str]:
     notes = [f"conditions unknown to the engine, so not compared: {', '.join(sorted(unknown))}"] if unknown else []
     if variant:
         notes.append("batch invariance is off: tokens of one request may depend on what runs beside it")
+    served = plan.until == "ready"
+    if served and not any(counters.values for boot in boots for counters in boot.counters):
+        notes.append("the engine shows no counters: a reset inside a boot would not be seen")
     repeated = sorted({boot.number for boot in boots if boot.ended and boot.ended.attempt > 1})
     if repeated:
         notes.append(f"boots repeated after an interruption: {', '.join(map(str, repeated))}")

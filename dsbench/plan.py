@@ -126,7 +126,7 @@ def _arms(factors: list[str], dims: Dims) -> tuple[list[Arm], list[str]]:
         members = [*needed, factor]
         if needed and len(members) < len(factors):
             notes.append(f"{name} runs together with {', '.join(needed)}, which it requires")
-        sets["+".join(map(_name, members))] = members
+        sets["+".join(members).replace("=", "-")] = members
     if len(factors) > 1:
         sets = {name: members for name, members in sets.items() if len(members) < len(factors)}
         sets[ALL] = factors

@@ -211,7 +211,8 @@ def parse_suite(text: str, source: str) -> Suite:
 
 def _explain(error: ValidationError, text: str, source: str) -> str:
     problems = error.errors(include_url=False)
-    first = problems[0]
+    # A misspelled key shows as one unknown and one missing; the unknown one is what to mend.
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
     path = [part for part in first["loc"] if part not in ("function-after",)]
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":

@@ -94,7 +94,7 @@ def conditions_agree(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
     """No condition differs between any two boots unless the arm declares it."""
     declared = {key for arm in plan.arms for key in arm.declared}
     for rank in sorted({rank for boot in boots for rank in boot.conditions}):
-        read = [(boot, boot.conditions.get(rank, {})) for boot in boots]
+        read = [(boot, boot.conditions.get(rank, {})) for boot in boots if boot.conditions]
         keys = sorted({key for _, values in read for key in values} - UNCOMPARED - declared)
         for key in keys:
             groups: dict[str, list[BootEvidence]] = defaultdict(list)

@@ -71,14 +71,14 @@ class Server:
         """Wait for ready.json and then for /health. EngineFailed if the process ends or time runs out."""
         deadline = time.monotonic() + deadline_s
         ready: Ready | None = None
-        with httpx.Client(trust_env=False, timeout=5.0) as client:
-            while time.monotonic() < deadline:
+        with httpx.Client(trust_env=False) as client:
+            while (left := deadline - time.monotonic()) > 0:
                 if (code := self.process.poll()) is not None:
                     raise EngineFailed(f"engine ended with code {code} before it was ready{self.last_words()}")
                 ready = ready or self.read_ready()
                 if ready:
                     with contextlib.suppress(httpx.HTTPError):
-                        if client.get(f"{ready.url}/health").status_code == 200:
+                        if client.get(f"{ready.url}/health", timeout=left).status_code == 200:
                             return ready
                 time.sleep(POLL_S)
         state = "never wrote ready.json" if ready is None else f"did not answer {ready.url}/health"

@@ -48,7 +48,7 @@ def blocks_to_fire(alpha: float) -> int:
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Two-sided p of the hypothesis that the differences are symmetric about 0 (their mean is the statistic)."""
     values = _finite(differences)
-    if not values.any():
+    if len(values) == 1 or not values.any():
         return 1.0
     result = permutation_test(
         (values,),

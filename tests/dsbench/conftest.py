@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from dsbench import records as r
 from dsbench.plan import plan_experiment
-from dsbench.records import Plan
+from dsbench.records import Plan, PlannedBoot, Record
 from dsbench.suite import Suite, parse_suite
 from impl.dims import PICO
 
@@ -82,3 +84,50 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plan], list[str]]:
         return [sys.executable, str(ROOT / "tests/dsbench/fake_engine.py"), *plan.engine_args, *until]
 
     return command
+
+
+@pytest.fixture
+def make_records() -> Callable[..., list[Record]]:
+    """Records of a run where nothing went wrong; `values(boot, metric)` replaces single readings."""
+
+    def build(plan: Plan, values: Callable[[PlannedBoot, str], object] = lambda boot, metric: None) -> list[Record]:
+        rng = random.Random(7)
+        lines: list[Record] = [r.Run(time="t", pid=1, harness_version="0", resumed=False)]
+        for boot in plan.boots:
+            lines += _boot_records(plan, boot, values, rng)
+        return lines
+
+    return build
+
+
+def _boot_records(
+    plan: Plan, boot: PlannedBoot, values: Callable[[PlannedBoot, str], object], rng: random.Random
+) -> Iterator[Record]:
+    n, arm, pid = boot.number, plan.arm(boot.arm), 1000 + boot.number
+    taken = {name: 3 for name in arm.takes}
+    facts = {"schema": 1, "rank": 0, "pid": pid, "toggles": arm.on, "dims": plan.dims, "seed": 0, "cache_state": "cold"}
+    yield r.BootStarted(boot=n, time="t", arm=boot.arm, block=boot.block, phase=boot.phase)
+    yield r.Conditions(boot=n, rank=0, values=facts)
+    yield r.KvProfile(boot=n, rank=0, values={"source": "live-bytes"})
+    yield r.Markers(boot=n, rank=0, moment="ready", pid=pid, taken=taken, refused={})
+    for step, probe in enumerate(plan.probes.names(), start=1):
+        for key in plan.probes.metrics(probe):
+            known = {"boot": n, "metric": key, "unit": plan.metric(key).unit, "phase": boot.phase}
+            given = values(boot, key)
+            if plan.metric(key).kind == "item":
+                items = given if isinstance(given, dict) else dict.fromkeys("abcd", [1, 2] if "tokens" in key else 1)
+                for item, value in items.items():
+                    yield r.Observation(**known, item=item, value=value)
+            elif plan.metric(key).clock:
+                value = given if given is not None else 100 * (1 + 0.001 * rng.gauss(0, 1))
+                yield r.Observation(**known, value=value, raw=[value, value * 1.01])
+            else:
+                value = given if given is not None else 1_000_000 + arm.expected.get(key, 0)
+                yield r.Observation(**known, rank=0, value=None if given == "unknown" else value)
+        yield r.Check(boot=n, probe=probe, status="done", seconds=0.1)
+        if plan.until == "ready":
+            yield r.Counters(boot=n, moment=probe, pid=pid, values={"vllm:prompt_tokens_total": 10.0 * step})
+    yield r.Markers(boot=n, rank=0, moment="end", pid=pid, taken={name: 9 for name in arm.takes}, refused={})
+    yield r.BootEnded(
+        boot=n, time="t", status="ok", seconds=1, log=f"boots/{n}/engine.log", log_bytes=9, log_sha256=f"{n:064x}"
+    )

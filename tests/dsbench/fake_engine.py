@@ -20,7 +20,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -61,7 +60,7 @@ async def completions(request: Request) -> Response:
     counts["prompt"] += length
     counts["generation"] += number
     usage = {"prompt_tokens": length, "completion_tokens": number, "total_tokens": length + number}
-    if FAULT == "reset" and counts["prompt"] > 2000:
+    if FAULT == "reset" and body.get("stream"):
         counts.update(prompt=0, generation=0)
     if FAULT == "die" and length > 200:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -99,7 +98,7 @@ async def health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     lines = []
     for name, value in counts.items():
-        lines += [f"# TYPE vllm:{name}_tokens counter", f'vllm:{name}_tokens_total{{model_name="pico"}} {value}']
+        lines += [f"# TYPE vllm:{name}_tokens_total counter", f'vllm:{name}_tokens_total{{model_name="pico"}} {value}']
     return PlainTextResponse("\n".join(lines) + "\n")
 
 
@@ -171,6 +170,8 @@ def main() -> None:
         time.sleep(3600)
     if args.until == "profile":
         return
+    import uvicorn
+
     routes = [
         Route("/health", health),
         Route("/metrics", metrics),

@@ -1,0 +1,101 @@
+import asyncio
+import json
+import math
+
+import httpx
+import pytest
+
+from dsbench.engines.client import BadAnswer, Client, Stream, read_counters
+
+
+def client_of(answer):
+    """A client whose server is a function of the request."""
+    client = Client("http://engine", "pico", 5)
+    client._http = httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(answer))
+    return client
+
+
+def events(*pieces, usage=3, ids=True):
+    lines = []
+    for text, tokens in pieces:
+        choice = {"text": text} | ({"token_ids": tokens} if ids else {})
+        lines.append(f"data: {json.dumps({'choices': [choice]})}\n\n")
+    lines.append(f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': usage}})}\n\ndata: [DONE]\n\n")
+    return httpx.Response(200, text="".join(lines))
+
+
+def stream(response, tokens=3):
+    return asyncio.run(client_of(lambda request: response).stream([1, 2], tokens))
+
+
+def test_a_stream_is_counted_by_usage_and_token_ids():
+    timed = stream(events(("", [7, 8]), ("x", [9])))
+    assert (timed.tokens, timed.first_tokens) == (3, 2)
+    assert timed.last_at > timed.first_at
+
+
+def test_without_token_ids_pieces_with_text_are_timed():
+    timed = stream(events(("xy", None), ("", None), ("z", None), ids=False))
+    assert (timed.tokens, timed.first_tokens) == (3, 1)
+
+
+def test_decode_tps_leaves_the_first_piece_out():
+    assert Stream(tokens=11, first_tokens=1, first_at=2.0, last_at=4.0).decode_tps == 5.0
+    assert Stream(tokens=11, first_tokens=6, first_at=2.0, last_at=4.0).decode_tps == 2.5
+
+
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        (events(("x", [1]), ("y", [2]), usage=2), "asked for 3 tokens, the stream's usage says 2"),
+        (events(("xyz", [1, 2, 3])), "came in one piece"),
+        (httpx.Response(200, text="data: [DONE]\n\n"), "usage says None"),
+        (httpx.Response(429, text="slow down"), "/v1/completions answered 429: slow down"),
+    ],
+)
+def test_streams_that_are_no_measurement(response, said):
+    with pytest.raises(BadAnswer, match=said):
+        stream(response)
+
+
+def test_requests_are_greedy_and_ask_for_ids():
+    seen = {}
+
+    def answer(request):
+        seen.update(json.loads(request.content))
+        usage = {"prompt_tokens": 2, "completion_tokens": 1}
+        return httpx.Response(200, json={"choices": [{"text": "x", "token_ids": [5]}], "usage": usage})
+
+    done = asyncio.run(client_of(answer).complete([1, 2], 1))
+    assert (done.token_ids, done.prompt_tokens, done.text) == ([5], 2, "x")
+    assert done.seconds > 0
+    assert seen["temperature"] == 0
+    assert (seen["prompt"], seen["return_token_ids"], seen["ignore_eos"], seen["model"]) == ([1, 2], True, True, "pico")
+
+
+@pytest.mark.parametrize("content", [{}, {"choices": []}, {"choices": [{"text": "x"}]}, [], "x", 3])
+def test_answers_of_another_shape(content):
+    client = client_of(lambda request: httpx.Response(200, json=content))
+    with pytest.raises(BadAnswer, match="/v1/completions answered without"):
+        asyncio.run(client.complete("x", 1))
+    with pytest.raises(BadAnswer, match="/v1/chat/completions answered without"):
+        asyncio.run(client.chat("x", 1))
+
+
+def test_an_answer_that_is_not_json():
+    with pytest.raises(BadAnswer, match="not JSON"):
+        asyncio.run(client_of(lambda request: httpx.Response(200, text="<html>")).complete("x", 1))
+
+
+def test_counters_are_summed_over_labels_and_gauges_left_out():
+    page = """# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{model_name="a"} 5
+vllm:prompt_tokens_total{model_name="b"} 2.5
+vllm:prompt_tokens_created{model_name="a"} 1e9
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running 3
+# TYPE process_start_time_seconds gauge
+process_start_time_seconds 1234.5
+"""
+    assert read_counters(page) == {"vllm:prompt_tokens_total": 7.5, "process_start_time_seconds": 1234.5}
+    assert not any(map(math.isnan, read_counters(page).values()))

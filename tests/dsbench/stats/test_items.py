@@ -1,0 +1,110 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from dsbench.stats.items import compare_items, mcnemar_p, tango_interval
+
+
+def test_mcnemar_of_the_reference():
+    assert mcnemar_p(9, 14) == pytest.approx(0.405, abs=0.005)  # measurement.md, section 10: p=.40
+    assert mcnemar_p(0, 0) == 1.0
+
+
+@given(st.integers(0, 30), st.integers(0, 30))
+def test_mcnemar_is_the_binomial_tail(gained, lost):
+    n, k = gained + lost, min(gained, lost)
+    assert mcnemar_p(gained, lost) == pytest.approx(min(1.0, 2 * binom.cdf(k, n, 0.5)))
+
+
+@given(st.integers(1, 300), st.data())
+def test_tango_solves_its_own_equation(n, data):
+    """At each end the score statistic is z, with the null variance maximised by a grid, not by the formula."""
+    gained = data.draw(st.integers(0, n))
+    lost = data.draw(st.integers(0, n - gained))
+    span = tango_interval(gained, lost, n, 0.90)
+    estimate = (gained - lost) / n
+    assert -1 <= span.low <= estimate + 1e-9
+    assert estimate - 1e-9 <= span.high <= 1
+    mirrored = tango_interval(lost, gained, n, 0.90)
+    assert (-mirrored.high, -mirrored.low) == (pytest.approx(span.low, abs=1e-6), pytest.approx(span.high, abs=1e-6))
+    for end in (span.low, span.high):
+        if abs(end) < 0.999:
+            z = abs(gained - lost - n * end) / math.sqrt(n * null_variance(gained, lost, n, end))
+            assert z == pytest.approx(1.6449, abs=0.02)
+
+
+def null_variance(gained, lost, n, delta):
+    """Variance of one item's difference at the most likely discordance given p_gain - p_loss = delta."""
+    loss = np.linspace(max(0.0, -delta), (1 - delta) / 2, 40_001)[1:-1]
+    gain = loss + delta
+    rest = 1 - loss - gain
+    with np.errstate(divide="ignore", invalid="ignore"):
+        likelihood = gained * np.log(gain) + lost * np.log(loss) + (n - gained - lost) * np.log(rest)
+    likelihood = np.where(np.isnan(likelihood), -np.inf, likelihood)
+    best = int(np.argmax(likelihood))
+    return gain[best] + loss[best] - delta**2
+
+
+def test_no_flip_still_has_a_width():
+    few, many = tango_interval(0, 0, 20, 0.90), tango_interval(0, 0, 2000, 0.90)
+    assert few.high > 0.1
+    assert 0 < many.high < 0.002
+
+
+def test_tango_covers():
+    rng = np.random.default_rng(1)
+    p_gain, p_loss, n, runs = 0.03, 0.05, 200, 2000
+    draws = rng.multinomial(n, [p_gain, p_loss, 1 - p_gain - p_loss], size=runs)
+    spans = [tango_interval(int(g), int(x), n, 0.90) for g, x, _ in draws]
+    covered = sum(s.low <= p_gain - p_loss <= s.high for s in spans) / runs
+    assert covered > 0.88
+
+
+def test_pairs_are_made_by_item_not_by_order():
+    a = {"x": 1, "y": 0, "z": 1}
+    b = {"z": 1, "y": 1, "x": 1}
+    paired = compare_items(a, b)
+    assert (paired.gained, paired.lost, paired.items) == (1, 0, 3)
+    assert paired.difference == pytest.approx(1 / 3)
+    assert paired.test == "exact McNemar"
+
+
+def test_items_of_one_cluster_count_once():
+    """Ten flips in one scenario are one piece of evidence, ten in ten scenarios are ten."""
+    a = {f"i{n}": 1.0 for n in range(10)} | {f"k{n}": 1.0 for n in range(10)}
+    b = a | {f"i{n}": 0.0 for n in range(10)}
+    alone = compare_items(a, b)
+    together = compare_items(a, b, {f"i{n}": "one" for n in range(10)})
+    assert alone.p == pytest.approx(2 / 2**10)
+    assert (together.p, together.smallest_p) == (1.0, 1.0)
+    assert together.test == "sign-flip over clusters"
+    assert together.clusters == 11
+
+
+def test_shares_over_boots_are_flipped_as_wholes():
+    a = {f"i{n}": 0.5 for n in range(8)}
+    b = {f"i{n}": 1.0 for n in range(8)}
+    paired = compare_items(a, b)
+    assert paired.p == pytest.approx(2 / 2**8)
+    assert paired.interval.low == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("a", "b"), [({}, {}), ({"x": 1}, {"y": 1}), ({"x": 1}, {"x": 1, "y": 1})])
+def test_other_items_are_no_pairs(a, b):
+    with pytest.raises(ValueError, match="same ones"):
+        compare_items(a, b)
+
+
+def test_by_simulation_an_aa_is_called_different_at_most_at_the_level():
+    rng = np.random.default_rng(5)
+    runs, items = 2000, 60
+    alarms = 0
+    for _ in range(runs):
+        truth = rng.random(items) < 0.8
+        a, b = (np.where(rng.random(items) < 0.05, ~truth, truth) for _ in range(2))
+        alarms += mcnemar_p(int((~a & b).sum()), int((a & ~b).sum())) <= 0.05
+    assert alarms / runs <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / runs)

@@ -1,0 +1,310 @@
+import math
+
+import numpy as np
+import pytest
+
+from dsbench.judge import judge
+from dsbench.records import EXIT_CODES, BootEnded, BootStarted
+
+PRIMARY = "kv.peak_activation_bytes"
+
+
+@pytest.fixture
+def verdict_of(make_plan, make_records):
+    """The verdict of a run whose readings `values(boot, metric)` replaces, on a plan with `options`."""
+
+    def run(values=lambda boot, metric: None, *, toggles=("mhc_input_reuse",), **options):
+        plan = make_plan(*toggles, **options)
+        return judge(plan, make_records(plan, values))
+
+    return run
+
+
+def row(verdict, metric, arm=None):
+    (found,) = [r for r in verdict.rows if r.metric == metric and arm in (None, r.arm)]
+    return found
+
+
+def on(metric, arm, value):
+    """Readings that replace one metric of one arm: a value, or a function of the boot."""
+    return lambda boot, key: (value(boot) if callable(value) else value) if (key, boot.arm) == (metric, arm) else None
+
+
+CANDIDATE = "mhc_input_reuse"
+
+
+def test_the_expected_saving_is_improved(verdict_of):
+    verdict = verdict_of()
+    primary = row(verdict, PRIMARY)
+    assert (verdict.word, verdict.exit_code, verdict.void) == ("improved", 0, [])
+    assert (primary.role, primary.delta, primary.expected) == ("primary", -32768, -32768)
+    assert (primary.baseline, primary.candidate) == (1_000_000, 967_232)
+    assert (primary.n_baseline, primary.n_candidate) == (2, 2)
+    assert "kv.peak_activation_bytes -32,768 B, expected -32,768 B" in verdict.sentence
+    assert "tokens identical" in verdict.sentence
+
+
+def test_judging_twice_gives_the_same(verdict_of):
+    assert verdict_of().model_dump_json() == verdict_of().model_dump_json()
+
+
+def test_a_toggle_that_saves_nothing_is_equivalent_never_improved(verdict_of):
+    verdict = verdict_of(on(PRIMARY, CANDIDATE, 1_000_000))
+    assert (verdict.word, verdict.exit_code) == ("equivalent", 0)
+    assert row(verdict, PRIMARY).notes == ["expected -32,768 B, measured +0 B"]
+    assert "unchanged, expected -32,768 B" in verdict.sentence
+
+
+def test_more_bytes_are_regressed(verdict_of):
+    verdict = verdict_of(on(PRIMARY, CANDIDATE, 1_000_001))
+    assert (verdict.word, verdict.exit_code) == ("regressed", 1)
+
+
+def test_up_is_better_where_the_metric_says_so(verdict_of):
+    assert row(verdict_of(on("kv.blocks", CANDIDATE, 1_000_001)), "kv.blocks").word == "improved"
+    assert row(verdict_of(on("kv.blocks", CANDIDATE, 999_999)), "kv.blocks").word == "regressed"
+
+
+def test_a_guard_that_regresses_decides(verdict_of):
+    verdict = verdict_of(on("kv.available_bytes", CANDIDATE, 999_999))
+    assert verdict.word == "regressed"
+    assert row(verdict, PRIMARY).word == "improved"
+    assert verdict.sentence.startswith("mhc_input_reuse regressed: kv.available_bytes -1 B")
+
+
+def test_what_is_only_shown_does_not_decide(verdict_of):
+    verdict = verdict_of(on("kv.workspace_bytes", CANDIDATE, 2_000_000))
+    assert row(verdict, "kv.workspace_bytes").word == "regressed"
+    assert row(verdict, "kv.workspace_bytes").role == "shown"
+    assert verdict.word == "improved"
+
+
+def test_a_candidate_that_varies_is_regressed_for_nondeterminism(verdict_of):
+    verdict = verdict_of(on(PRIMARY, CANDIDATE, lambda boot: 900_000 + boot.number))
+    assert verdict.word == "regressed"
+    assert row(verdict, PRIMARY).kind == "exact"
+    assert row(verdict, PRIMARY).notes[0].startswith("not deterministic: its boots read 900,00")
+
+
+def test_a_baseline_that_varies_makes_a_sample_and_says_so(verdict_of):
+    verdict = verdict_of(on(PRIMARY, "baseline", lambda boot: 1_000_000 + boot.number))
+    primary = row(verdict, PRIMARY)
+    assert (primary.kind, primary.word) == ("sample", "inconclusive")
+    assert "varies between the baseline's own boots: judged as a sample" in primary.notes
+    assert (verdict.word, verdict.exit_code) == ("inconclusive", 3)
+
+
+def test_an_exact_metric_judged_as_a_sample_can_still_be_improved(verdict_of):
+    def values(boot, metric):
+        if metric != PRIMARY:
+            return None
+        return 1_000_000 + 7 * boot.number - (100_000 if boot.arm == CANDIDATE else 0)
+
+    verdict = verdict_of(values, blocks=6)
+    assert row(verdict, PRIMARY).word == "improved"
+    assert row(verdict, PRIMARY).p == pytest.approx(0.03125)
+
+
+def test_one_boot_an_arm_is_allowed_with_a_note(verdict_of):
+    primary = row(verdict_of(blocks=1), PRIMARY)
+    assert primary.word == "improved"
+    assert primary.notes == ["one boot an arm: nothing shows that it repeats"]
+
+
+def test_unknown_is_not_fine(verdict_of):
+    verdict = verdict_of(lambda boot, key: "unknown" if key == "kv.non_torch_bytes" else None)
+    assert row(verdict, "kv.non_torch_bytes").word == "inconclusive"
+    assert row(verdict, "kv.non_torch_bytes").notes == ["unknown on this platform"]
+    assert verdict.word == "improved"
+
+
+# --- samples --------------------------------------------------------------------------------------------------------
+
+
+def tps(factor, spread=0.0, seed=1):
+    """decode.tps.c1 readings: the candidate runs at `factor`, each boot with noise of relative size `spread`."""
+    rng = np.random.default_rng(seed)
+    noise = {n: math.exp(rng.normal(0, spread)) * (1 + 1e-9 * n) for n in range(1, 200)}
+    return lambda boot, metric: (
+        300.0 * noise[boot.number] * (factor if boot.arm == CANDIDATE else 1.0) if metric == "decode.tps.c1" else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "spread", "blocks", "word"),
+    [
+        (0.90, 0.002, 5, "inconclusive"),  # a clear loss, but 5 blocks cannot say so at 5 %
+        (0.90, 0.002, 6, "regressed"),
+        (1.10, 0.002, 6, "improved"),
+        (1.00, 0.002, 5, "equivalent"),
+        (1.01, 0.001, 8, "equivalent"),  # significant, but within the margin
+        (1.00, 0.08, 6, "inconclusive"),
+        (1.00, 0.002, 4, "inconclusive"),  # no 90 % interval exists at 4 blocks
+    ],
+)
+def test_samples(verdict_of, factor, spread, blocks, word):
+    verdict = verdict_of(tps(factor, spread), blocks=blocks)
+    decode = row(verdict, "decode.tps.c1")
+    assert decode.word == word
+    assert decode.blocks == blocks
+    assert (decode.p is None) == (blocks < 6)
+    assert (decode.interval is None) == (blocks < 5)
+    assert verdict.word == ("regressed" if word == "regressed" else "improved")
+    assert ("decode.tps.c1" in verdict.arms[0].unresolved_guards) == (word == "inconclusive")
+
+
+def test_a_test_that_could_not_fire_is_said_not_shown(verdict_of):
+    decode = row(verdict_of(tps(0.9), blocks=5), "decode.tps.c1")
+    assert decode.p is None
+    assert decode.smallest_p == 0.0625
+    assert decode.notes == ["at 5 blocks the test cannot go below p=0.0625; improved or regressed needs 6"]
+    assert decode.smallest_effect is None
+
+
+def test_inconclusive_says_what_it_could_see_and_what_it_needs(verdict_of):
+    decode = row(verdict_of(tps(1.0, 0.05), blocks=8), "decode.tps.c1")
+    assert decode.word == "inconclusive"
+    assert 0.02 < decode.smallest_effect < 0.25
+    assert decode.blocks_needed > 8
+    assert decode.interval[0] < decode.relative < decode.interval[1]
+
+
+def test_pairs_are_made_by_block(verdict_of):
+    """Drift ten times the effect cancels inside the blocks."""
+
+    def values(boot, metric):
+        if metric != "decode.tps.c1" or boot.block is None:
+            return None
+        return 100.0 * 1.5**boot.block * (1.05 if boot.arm == CANDIDATE else 1.0) * (1 + 1e-7 * boot.number)
+
+    assert row(verdict_of(values, blocks=6), "decode.tps.c1").word == "improved"
+
+
+def test_warm_up_boots_are_not_in_the_figures(verdict_of):
+    verdict = verdict_of(lambda boot, key: 5 if boot.phase == "warm-up" and key.startswith("kv.") else None)
+    assert row(verdict, PRIMARY).baseline == 1_000_000
+    assert verdict.word == "improved"
+
+
+def test_by_simulation_an_aa_of_the_suite_is_rarely_regressed(verdict_of, make_plan, make_records):
+    """Noise only: no verdict but the primary's, at 6 blocks where the test can fire."""
+    regressed = 0
+    for seed in range(60):
+        plan = make_plan(blocks=6)
+        rng = np.random.default_rng(seed)
+
+        def values(boot, metric, rng=rng):
+            return 100 * math.exp(rng.normal(0, 0.05)) if "tps" in metric else None
+
+        regressed += judge(plan, make_records(plan, values)).word == "regressed"
+    assert regressed <= 8  # four guards, each at p = 1/32 for both directions: 6.2 % of 60 is 3.7, 2 sigma 7.5
+
+
+# --- items ----------------------------------------------------------------------------------------------------------
+
+
+def answers(arm, **items):
+    return lambda boot, metric: (
+        {"a": 1, "b": 1, "c": 0} | (items if boot.arm == arm else {}) if metric == "smoke.correct" else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("items", "word"),
+    [({}, "equivalent"), ({"c": 1}, "improved"), ({"b": 0}, "regressed"), ({"b": 0, "c": 1}, "regressed")],
+)
+def test_smoke_is_compared_item_by_item(verdict_of, items, word):
+    verdict = verdict_of(answers(CANDIDATE, **items))
+    smoke = row(verdict, "smoke.correct")
+    assert smoke.word == word
+    assert verdict.word == ("regressed" if word == "regressed" else "improved")
+    if word == "regressed":
+        assert "lost 1" in smoke.notes[0]
+        assert "b" in smoke.notes[0]
+
+
+def tokens(arm, change):
+    return lambda boot, metric: (
+        {"p": [1, 2, 3], "q": [4, 5]} | (change(boot) if boot.arm == arm else {})
+        if metric == "identity.tokens"
+        else None
+    )
+
+
+def test_one_other_token_is_regressed(verdict_of):
+    verdict = verdict_of(tokens(CANDIDATE, lambda boot: {"q": [4, 6]}))
+    identity = row(verdict, "identity.tokens")
+    assert (identity.word, identity.baseline, identity.candidate) == ("regressed", 1.0, 0.5)
+    assert verdict.exit_code == EXIT_CODES["regressed"]
+
+
+def test_tokens_that_vary_in_the_candidate_are_nondeterminism(verdict_of):
+    verdict = verdict_of(tokens(CANDIDATE, lambda boot: {"q": [4, boot.number]}))
+    assert row(verdict, "identity.tokens").word == "regressed"
+    assert row(verdict, "identity.tokens").notes == ["not deterministic: its boots differ on q"]
+
+
+def test_tokens_that_vary_in_the_baseline_cannot_be_compared(verdict_of):
+    verdict = verdict_of(tokens("baseline", lambda boot: {"q": [4, boot.number]}))
+    assert row(verdict, "identity.tokens").word == "inconclusive"
+    assert "tokens identical" not in verdict.sentence
+
+
+def test_smoke_that_varies_in_the_baseline_is_tested(verdict_of):
+    def values(boot, metric):
+        if metric != "smoke.correct":
+            return None
+        return {f"i{n}": int(boot.arm == CANDIDATE or boot.number % 2 == n % 2) for n in range(10)}
+
+    smoke = row(verdict_of(values, blocks=3), "smoke.correct")
+    assert smoke.test == "sign-flip over clusters"
+    assert smoke.word == "improved"
+    assert "the baseline's own boots differ on" in smoke.notes[-1]
+
+
+# --- several arms ---------------------------------------------------------------------------------------------------
+
+BOTH = ("mhc_residual_reuse", "mhc_input_reuse")
+
+
+def test_additive_to_the_byte(verdict_of):
+    verdict = verdict_of(toggles=BOTH)
+    (entry,) = verdict.additivity
+    assert (entry.metric, entry.together, entry.difference) == (PRIMARY, -163_840, 0)
+    assert entry.alone == {"mhc_residual_reuse": -131_072, "mhc_input_reuse": -32_768}
+    assert [arm.word for arm in verdict.arms] == ["improved"] * 3
+
+
+def test_not_additive_shows_the_difference(verdict_of):
+    verdict = verdict_of(on(PRIMARY, "all", 1_000_000 - 163_840 + 100), toggles=BOTH)
+    assert verdict.additivity[0].difference == 100
+
+
+def test_a_ladder_has_no_sum(verdict_of):
+    assert verdict_of(toggles=("mtp_hidden_skip", "mhc_final_fused")).additivity == []
+
+
+def test_the_worst_arm_decides(verdict_of):
+    verdict = verdict_of(on(PRIMARY, "mhc_input_reuse", 1_000_001), toggles=BOTH)
+    assert [arm.word for arm in verdict.arms] == ["improved", "regressed", "improved"]
+    assert verdict.word == "regressed"
+
+
+# --- attempts -------------------------------------------------------------------------------------------------------
+
+
+def test_readings_of_an_interrupted_attempt_are_left_out(make_plan, make_records):
+    plan = make_plan()
+    records = make_records(plan)
+    of_boot = [r for r in records if getattr(r, "boot", None) == 4]
+    half = of_boot[: len(of_boot) // 2]
+    mark = BootEnded(boot=4, time="t", status="interrupted", reason="killed", seconds=0)
+    repeated = [r.model_copy(update={"attempt": 2}) for r in of_boot]
+    start = records.index(of_boot[0])
+    rest = [r for r in records if getattr(r, "boot", None) != 4]
+    resumed = [*rest[:start], *half, mark, *repeated, *rest[start:]]
+    assert isinstance(half[0], BootStarted)
+    plain, again = judge(plan, records), judge(plan, resumed)
+    assert again.rows == plain.rows
+    assert again.word == "improved"
+    assert again.notes == [*plain.notes, "boots repeated after an interruption: 4"]

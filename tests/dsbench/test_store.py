@@ -1,0 +1,116 @@
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dsbench
+from dsbench import store
+from dsbench.errors import InputError
+from dsbench.judge import judge
+from dsbench.records import Finding, Observation
+
+
+@pytest.fixture
+def folder(tmp_path, make_plan, make_records):
+    plan = make_plan()
+    folder = store.create(plan, tmp_path)
+    with store.RecordWriter(folder) as writer:
+        writer.write(*make_records(plan))
+    return folder
+
+
+def test_what_is_written_is_read_back(folder, make_plan, make_records):
+    assert store.load_plan(folder) == make_plan()
+    records, notices = store.load_records(folder)
+    assert records == make_records(make_plan())
+    assert notices == []
+    verdict = judge(make_plan(), records)
+    assert store.load_verdict(folder) is None
+    store.save_verdict(folder, verdict)
+    assert store.load_verdict(folder) == verdict
+
+
+def test_whole_numbers_stay_whole(folder):
+    records, _ = store.load_records(folder)
+    values = {o.metric: o.value for o in records if isinstance(o, Observation)}
+    assert isinstance(values["kv.weights_bytes"], int)
+    assert isinstance(values["decode.tps.c1"], float)
+    assert values["identity.tokens"] == [1, 2]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@given(cut=st.integers(1, 400))
+def test_a_torn_last_line_is_dropped_with_a_notice_and_nothing_else(folder, cut):
+    path = folder / store.RECORDS
+    whole = path.read_bytes()
+    try:
+        path.write_bytes(whole[:-cut])
+        records, notices = store.load_records(folder)
+        kept = whole[:-cut].count(b"\n")
+        assert len(records) == kept
+        torn = not whole[:-cut].endswith(b"\n")
+        assert len(notices) == torn
+        with store.RecordWriter(folder) as writer:
+            writer.write(Finding(boot=1, code="x", text="y"))
+        after, notices = store.load_records(folder)
+        assert after[:-1] == records
+        assert notices == []
+    finally:
+        path.write_bytes(whole)
+
+
+def test_a_bad_line_in_the_middle_is_an_error_with_its_number(folder):
+    path = folder / store.RECORDS
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4], b"{}\n", *lines[4:]]))
+    with pytest.raises(InputError, match=r"records\.jsonl:5: not a record"):
+        store.load_records(folder)
+
+
+def test_two_writers_are_refused(folder):
+    with store.RecordWriter(folder), pytest.raises(InputError, match="being written by another"):
+        store.RecordWriter(folder).__enter__()
+
+
+def test_a_result_is_found_by_folder_id_or_part(folder, tmp_path):
+    assert store.resolve(str(folder)) == folder
+    assert store.resolve(folder.name, tmp_path) == folder
+    assert store.resolve(folder.name[-6:], tmp_path) == folder
+    for name in ("nothing", "../..", ""):
+        with pytest.raises(InputError, match="no result at"):
+            store.resolve(name, tmp_path)
+
+
+def test_an_id_is_never_written_twice(folder, make_plan, tmp_path):
+    with pytest.raises(InputError, match="is there already"):
+        store.create(make_plan(), tmp_path)
+
+
+def test_unwritable_results_are_one_line(make_plan, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write results to"):
+        store.create(make_plan(), tmp_path / "file")
+
+
+def test_a_plan_or_verdict_of_something_else_is_refused(folder):
+    plan = json.loads((folder / store.PLAN).read_text())
+    (folder / store.PLAN).write_text(json.dumps({**plan, "blocks": "many"}))
+    with pytest.raises(InputError, match="is not a plan this version reads: blocks"):
+        store.load_plan(folder)
+    (folder / store.VERDICTS).write_text("{}")
+    with pytest.raises(InputError, match="no verdict of this version"):
+        store.load_verdict(folder)
+
+
+def test_notebooks_get_data_frames(folder, make_plan):
+    result = dsbench.load(folder)
+    table = result.observations()
+    assert len(table) == sum(isinstance(r, Observation) for r in result.records)
+    tps = table[(table.metric == "decode.tps.c1") & (table.phase == "measured")]
+    assert sorted(tps.arm) == ["baseline", "baseline", "mhc_input_reuse", "mhc_input_reuse"]
+    assert set(tps.block) == {1, 2}
+    assert result.verdicts().empty
+    store.save_verdict(folder, judge(make_plan(), result.records))
+    verdicts = dsbench.load(folder).verdicts()
+    assert set(verdicts[verdicts.role == "primary"].word) == {"improved"}

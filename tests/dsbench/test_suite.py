@@ -1,0 +1,135 @@
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsbench.errors import InputError
+from dsbench.suite import load_suite, parse_suite, shipped
+
+GOOD = """name = "x"
+summary = "s"
+blocks = 2
+
+[probes.decode]
+streams = [1, 4]
+tokens = 16
+
+[[probes.smoke.items]]
+prompt = "7*8="
+answer = 56
+
+[[probes.smoke.items]]
+chat = "7*8"
+answer = 56
+"""
+
+
+def problem(text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        parse_suite(text, "suites/x.toml")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_shipped_suites_are_valid_and_what_they_say():
+    assert {"kv", "quick"} <= set(shipped())
+    for name in shipped():
+        assert load_suite(name).name == name
+    quick, kv = load_suite("quick"), load_suite("kv")
+    assert (quick.blocks, quick.warmup_boots, quick.until) == (5, 1, "ready")
+    assert quick.probes.names() == ["kv", "smoke", "identity", "prefill", "decode"]
+    assert quick.probes.decode.streams == [1, 4]
+    assert len(quick.probes.prefill.lengths) == 2
+    assert (kv.blocks, kv.until, kv.probes.names()) == (2, "profile", ["kv"])
+
+
+def test_installed_suites_come_first(tmp_path, monkeypatch):
+    (tmp_path / "_suites").mkdir()
+    (tmp_path / "_suites" / "mine.toml").write_text(GOOD.replace('"x"', '"mine"'))
+    monkeypatch.setattr("dsbench.suite.resources.files", lambda package: tmp_path)
+    assert list(shipped()) == ["mine"]
+    assert load_suite("mine").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("streams = [1, 4]", 'streams = "four"', "suites/x.toml:6: probes.decode.streams input should be a valid list"),
+        ("streams = [1, 4]", "streams = [1, 0]", "suites/x.toml:6: probes.decode.streams.1 "),
+        (
+            "streams = [1, 4]",
+            "stream = [1]",
+            "suites/x.toml:6: probes.decode.stream unknown key; did you mean streams?",
+        ),
+        ("tokens = 16", "tokens = 2", "suites/x.toml:7: probes.decode.tokens "),
+        ("tokens = 16\n", "", "suites/x.toml:5: probes.decode.tokens is missing"),
+        ("blocks = 2", "blocks = 0", "suites/x.toml:3: blocks "),
+        ("blocks = 2", "blocks = 2.5", "suites/x.toml:3: blocks "),
+        ("blocks = 2", "block = 2", "suites/x.toml:3: block unknown key; did you mean blocks? (and 1 more)"),
+        ("[probes.decode]", "[probes.decod]", "suites/x.toml:5: probes.decod unknown key; did you mean decode?"),
+        ('chat = "7*8"', 'chat = "7*8"\nprompt = "7"', "suites/x.toml:13: probes.smoke.items.1 give either"),
+        ('chat = "7*8"\nanswer = 56', 'chat = "7*8"\nanswer = "x"', "suites/x.toml:15: probes.smoke.items.1.answer "),
+        (
+            "blocks = 2",
+            'blocks = 2\nguards = ["kv.bloks"]',
+            "suites/x.toml:4: guards matches no metric: 'kv.bloks'; did",
+        ),
+        ("blocks = 2", 'blocks = 2\nuntil = "profile"', "suites/x.toml:"),
+        ("blocks = 2", "blocks = ", "suites/x.toml:3: not valid TOML: "),
+        ('name = "x"', 'name = "../x"', "suites/x.toml:1: name "),
+    ],
+)
+def test_errors_name_file_line_and_key(old, new, said):
+    assert old in GOOD
+    assert problem(GOOD.replace(old, new)).startswith(said)
+
+
+def test_unterminated_text_points_at_the_end():
+    assert problem(GOOD + 'x = """').startswith(f"suites/x.toml:{GOOD.count(chr(10)) + 1}: not valid TOML")
+
+
+def test_unknown_suite_and_missing_file():
+    with pytest.raises(InputError, match="unknown suite 'quik': did you mean quick"):
+        load_suite("quik")
+    with pytest.raises(InputError, match=r"nowhere\.toml: No such file"):
+        load_suite("nowhere.toml")
+
+
+def test_a_file_that_is_not_text(tmp_path):
+    (tmp_path / "x.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="is not UTF-8"):
+        load_suite(str(tmp_path / "x.toml"))
+
+
+def test_stopping_early_keeps_only_the_kv_probe():
+    quick = load_suite("quick").with_until("profile")
+    assert quick.probes.names() == ["kv"]
+    assert quick.until == "profile"
+    with pytest.raises(InputError, match="no kv probe"):
+        parse_suite(GOOD, "x").with_until("profile")
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_suite_or_one_clear_line(text):
+    try:
+        parse_suite(text, "f.toml")
+    except InputError as error:
+        assert str(error).startswith("f.toml:")  # noqa: PT017
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+LINES = GOOD.splitlines()
+
+
+@given(st.integers(0, len(LINES) - 1), st.sampled_from(["", "1", '"x"', "[]", "-1", "{}", "nan", "true", "[[1]]"]))
+def test_any_value_in_any_place_gives_a_suite_or_a_line_that_exists(number, value):
+    key, equals, _ = LINES[number].partition("= ")
+    changed = [*LINES[:number], f"{key}{equals}{value}" if equals else value, *LINES[number + 1 :]]
+    text = "\n".join(changed) + "\n"
+    try:
+        parse_suite(text, "f.toml")
+        tomllib.loads(text)
+    except InputError as error:
+        line = int(str(error).split(":")[1])
+        assert 1 <= line <= len(changed) + 1

@@ -1,0 +1,212 @@
+"""Each rule of void is broken once, in otherwise sound records; the verdict must name that rule and no other."""
+
+import pytest
+
+from dsbench import records as r
+from dsbench.judge import judge
+from dsbench.void import RULES
+
+FOURTH = 4
+
+
+def change(records, kind, update, boot=FOURTH):
+    """Records with `update(record)` merged into those of one kind and one boot."""
+    return [
+        record.model_copy(update=update(record)) if isinstance(record, kind) and record.boot == boot else record
+        for record in records
+    ]
+
+
+def drop(records, kind, boot=FOURTH, **fields):
+    def matches(record):
+        return (
+            isinstance(record, kind) and record.boot == boot and all(getattr(record, k) == v for k, v in fields.items())
+        )
+
+    return [record for record in records if not matches(record)]
+
+
+def condition(**values):
+    return lambda records: change(records, r.Conditions, lambda c: {"values": c.values | values})
+
+
+def marker(taken, refused=None):
+    return lambda records: change(records, r.Markers, lambda m: {"taken": taken, "refused": refused or {}})
+
+
+def log(**fields):
+    return lambda records: change(records, r.BootEnded, lambda end: fields)
+
+
+def copied_readings(records):
+    seen = {o.metric: o for o in records if isinstance(o, r.Observation) and o.boot == 3}
+    return change(
+        records,
+        r.Observation,
+        lambda o: {"value": seen[o.metric].value, "raw": seen[o.metric].raw} if o.metric == "decode.tps.c4" else {},
+    )
+
+
+# Boots of the plan with seed 0: 1 and 2 warm-ups, then 3 and 4 in block 1, 5 and 6 in block 2.
+BROKEN = {
+    "boot-failed": log(status="failed", reason="engine ended with code 1"),
+    "boot-missing": lambda records: drop(records, r.BootEnded),
+    "check-missing": lambda records: change(
+        records, r.Check, lambda c: {"status": "failed", "reason": "500"} if c.probe == "smoke" else {}
+    ),
+    "check-missing ": lambda records: drop(records, r.Check, probe="decode"),
+    "check-missing  ": lambda records: drop(records, r.Observation, metric="kv.blocks"),
+    "check-missing   ": lambda records: drop(records, r.Observation, metric="identity.tokens", item="b"),
+    "conditions-missing": lambda records: drop(records, r.Conditions),
+    "condition-differs": condition(seed=1),
+    "condition-differs ": condition(cache_state="warm"),
+    "condition-differs  ": condition(only_here=1),
+    "condition-not-in-effect": condition(dims={"max_num_batched_tokens": 128}),
+    "toggles-not-in-effect": condition(toggles=["mtp_hidden_skip"]),
+    "shared-log": log(log="boots/3/engine.log"),
+    "shared-log ": log(log_sha256=f"{3:064x}"),
+    "identical-readings": copied_readings,
+    "engine-restarted": lambda records: change(records, r.Markers, lambda m: {"pid": 1} if m.moment == "end" else {}),
+    "engine-restarted ": lambda records: change(
+        records, r.Counters, lambda c: {"pid": 1} if c.moment == "decode" else {}
+    ),
+    "counter-reset": lambda records: change(
+        records, r.Counters, lambda c: {"values": {"vllm:prompt_tokens_total": 1.0}} if c.moment == "decode" else {}
+    ),
+    "kv-pinned": lambda records: change(records, r.KvProfile, lambda p: {"values": {"source": "pinned"}}),
+    "kv-pinned ": condition(kv_cache_memory_bytes=1 << 30),
+    "drift": lambda records: [
+        record.model_copy(update={"value": 1})
+        if isinstance(record, r.Observation) and record.metric == "kv.weights_bytes" and record.boot in (3, 6)
+        else record
+        for record in records
+    ],
+}
+
+
+def codes(verdict):
+    return sorted({reason.code for reason in verdict.void})
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_broken_rule_voids(make_plan, make_records, code):
+    plan = make_plan()
+    assert [boot.arm for boot in plan.boots[2:]] == ["mhc_input_reuse", "baseline", "baseline", "mhc_input_reuse"]
+    verdict = judge(plan, BROKEN[code](make_records(plan)))
+    # What is planted as a condition of one boot only is an undeclared difference as well.
+    also = {key: ["condition-differs"] for key in ("condition-not-in-effect", "kv-pinned ")}
+    assert codes(verdict) == sorted([code.strip(), *also.get(code, [])])
+    assert (verdict.word, verdict.exit_code) == ("void", 4)
+    assert verdict.sentence.startswith("Void, reason ")
+    assert all(reason.mend for reason in verdict.void)
+    assert {row.word for row in verdict.rows} <= {"void", "not-run"}
+
+
+def test_sound_records_are_not_void(make_plan, make_records):
+    assert judge(make_plan(), make_records(make_plan())).void == []
+
+
+@pytest.mark.parametrize(
+    ("boot", "taken", "refused", "code", "said"),
+    [
+        (3, {}, {}, "marker-missing", "no marker, no refusal"),
+        (3, {"mhc_input_reuse": 0}, {}, "marker-missing", "never taken"),
+        (6, {}, {"mhc_input_reuse": {"y is shared": 7}}, "marker-missing", "refused: y is shared x7"),
+        (4, {"mhc_input_reuse": 1}, {}, "marker-misplaced", "off in baseline"),
+        (3, {"mhc_input_reuse": 5, "mhc_residual_reuse": 1}, {}, "marker-misplaced", "mhc_residual_reuse is off"),
+    ],
+)
+def test_markers(make_plan, make_records, boot, taken, refused, code, said):
+    plan = make_plan()
+    records = change(make_records(plan), r.Markers, lambda m: {"taken": taken, "refused": refused}, boot)
+    verdict = judge(plan, records)
+    assert codes(verdict) == [code]
+    assert said in verdict.void[0].text
+    assert verdict.void[0].boots == [boot]
+
+
+def test_a_branch_deleted_by_hand_is_void_not_improved(make_plan, make_records):
+    """No marker in any treatment boot, and no saving either."""
+    plan = make_plan()
+    records = make_records(plan, lambda boot, key: 1_000_000 if key.startswith("kv.") else None)
+    for boot in (2, 3, 6):
+        records = change(records, r.Markers, lambda m: {"taken": {}}, boot)
+    verdict = judge(plan, records)
+    assert (verdict.word, codes(verdict)) == ("void", ["marker-missing"])
+    assert verdict.void[0].boots == [3, 6]
+
+
+def test_a_marker_file_that_was_never_written_is_missing(make_plan, make_records):
+    plan = make_plan()
+    assert codes(judge(plan, drop(make_records(plan), r.Markers, boot=3))) == ["marker-missing"]
+
+
+def test_a_required_toggle_must_act_in_the_baseline_too(make_plan, make_records):
+    plan = make_plan("mhc_final_fused")
+    boot = next(b.number for b in plan.boots if b.arm == "baseline" and b.phase == "measured")
+    records = change(make_records(plan), r.Markers, lambda m: {"taken": {}}, boot)
+    verdict = judge(plan, records)
+    assert codes(verdict) == ["marker-missing"]
+    assert "mtp_hidden_skip is on in baseline" in verdict.void[0].text
+
+
+def test_a_failed_warm_up_is_void(make_plan, make_records):
+    plan = make_plan()
+    verdict = judge(plan, change(make_records(plan), r.BootEnded, lambda e: {"status": "failed"}, boot=1))
+    assert codes(verdict) == ["boot-failed"]
+
+
+def test_no_records_at_all_is_void(make_plan):
+    verdict = judge(make_plan(), [])
+    assert codes(verdict) == ["boot-missing", "not-run"]
+    assert verdict.exit_code == 4
+
+
+def test_a_kv_suite_needs_no_server(make_plan, make_records):
+    from dsbench.suite import load_suite
+
+    plan = make_plan(suite=load_suite("kv"))
+    assert judge(plan, make_records(plan)).word == "improved"
+
+
+def test_a_boot_of_two_ranks_is_one_engine(make_plan, make_records):
+    plan = make_plan()
+    records = []
+    for record in make_records(plan):
+        records.append(record)
+        if isinstance(record, r.Conditions | r.Markers | r.KvProfile) or getattr(record, "rank", None) == 0:
+            other = record.model_copy(update={"rank": 1})
+            if isinstance(other, r.Markers):
+                other = other.model_copy(update={"pid": other.pid + 500})
+            if isinstance(other, r.Conditions):
+                other = other.model_copy(
+                    update={"values": other.values | {"rank": 1, "pid": other.values["pid"] + 500}}
+                )
+            records.append(other)
+    verdict = judge(plan, records)
+    assert verdict.void == []
+    assert verdict.word == "improved"
+    assert {row.rank for row in verdict.rows} == {None}
+    one_rank_moves_less = [
+        x.model_copy(update={"value": x.value + 5})
+        if isinstance(x, r.Observation) and (x.metric, x.rank) == ("kv.peak_activation_bytes", 1) and x.boot in (3, 6)
+        else x
+        for x in records
+    ]
+    rows = [x for x in judge(plan, one_rank_moves_less).rows if x.metric == "kv.peak_activation_bytes"]
+    assert [(x.rank, x.delta) for x in rows] == [(0, -32768), (1, -32763)]
+
+
+def test_every_rule_is_one_of_the_broken_ones(make_plan, make_records, monkeypatch):
+    """With any one detector gone, some planted defect above is missed: each rule earns its place."""
+    plan = make_plan()
+    planted = {**BROKEN, "marker-missing": lambda records: change(records, r.Markers, lambda m: {"taken": {}}, 3)}
+    for rule in RULES:
+        with monkeypatch.context() as patch:
+            patch.setattr("dsbench.void.RULES", tuple(other for other in RULES if other is not rule))
+            missed = [
+                code
+                for code, plant in planted.items()
+                if code.strip() not in codes(judge(plan, plant(make_records(plan))))
+            ]
+        assert missed, rule.__name__
