@@ -210,8 +210,11 @@ def _difference(after: Counts, before: Counts) -> Counts:
 
 
 def _add(markers: Markers, counts: Counts) -> None:
+    """Add counts, negative ones too; what comes to zero is as if it had never been counted."""
     for (name, reason), n in counts.items():
-        if reason is None:
-            markers.taken[name] += n
-        else:
-            markers.refused[name][reason] += n
+        counter, key = (markers.taken, name) if reason is None else (markers.refused[name], reason)
+        counter[key] += n
+        if not counter[key]:
+            del counter[key]
+        if reason is not None and not counter:
+            del markers.refused[name]

@@ -191,7 +191,8 @@ def _check_bits(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         if not same_bits(ours, reference):
             what = f"{str(reference.dtype).removeprefix('torch.')} {list(reference.shape)}"
             raise CaptureError(
-                f"replay differs from eager in result {index} ({what}): does the function read memory it never wrote?"
+                f"replay differs from eager in result {index} ({what}): "
+                "does the function keep state in Python, or read memory it never wrote?"
             )
 
 
