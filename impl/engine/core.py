@@ -137,10 +137,11 @@ class Engine:
                 runner.write_markers()
                 stale_markers = False
                 continue
-            self._deliver(runner.step())
+            events = runner.step()
+            self._gauge(runner)  # before a client can see its last token and look
+            self._deliver(events)
             runner.write_markers(at_most_every_s=MARKER_INTERVAL_S)
             stale_markers = True
-            self._gauge(runner)
 
     def _next_message(self, runner: Runner, stale_markers: bool) -> _Add | _Abort | Literal["stop"] | None:
         """The next message; None if there is none. Waits when idle: for ever, or until the markers are due."""
