@@ -85,6 +85,7 @@ class Attention:
             self.score_offsets = score_offsets([weights[f"{name}ape"].float() for name, _ in compressors])
             self.entry_norms = [weights[f"{name}norm"].float() for name, _ in compressors]
             self._size_selection()
+        self.head_weight_column = sum(rows for _, rows in inputs) - self.index_heads
         self.w_input, self.w_query = stack(weights, inputs), stack(weights, queries)
 
         self.columns = padded_columns(dims.window + self.selected)
@@ -168,9 +169,7 @@ class Attention:
             self._store_keys(step, pages, workspace)
         return out
 
-    def _index_empty(
-        self, n: int, rest: tuple[int, ...], dtype: torch.dtype, workspace: Workspace
-    ) -> Tensor | None:
+    def _index_empty(self, n: int, rest: tuple[int, ...], dtype: torch.dtype, workspace: Workspace) -> Tensor | None:
         return workspace.empty((n, self.index_heads, *rest), dtype) if self.ratio == 4 else None
 
     def _project_tile(
@@ -190,9 +189,9 @@ class Attention:
         q = rms_norm_(from_low[:, :width].unflatten(1, (self.heads, -1)), dims.rms_norm_eps, workspace)
         out.q[part].copy_(rotate_(q, out.rope[part]))
         if out.index_codes is not None and out.index_weight is not None:
-            query = from_low[:, width:].unflatten(1, (self.index_heads, -1))
+            query = from_low[:, width : width + self.index_heads * dims.index_dim].unflatten(1, (self.index_heads, -1))
             rotate_(query, self._index_rope(step.positions[part], out.rope[part], workspace))
-            head_weight = from_x[:n, -self.index_heads :]
+            head_weight = from_x[:n, self.head_weight_column : self.head_weight_column + self.index_heads]
             indexer.quantize_query(
                 query, head_weight, dims.index_heads, out.index_codes[part], out.index_weight[part], workspace
             )
@@ -240,7 +239,6 @@ class Attention:
     ) -> None:
         """Attention and output projection of the tokens `part`, into `y`."""
         dims, n = self.dims, part.stop - part.start
-        rows = padded_rows(n)
         hidden = workspace.empty((n, self.columns), torch.bool).fill_(True)
         torch.logical_not(step.window_valid[part], out=hidden[:, : dims.window])
         o = workspace.empty((n, self.heads, dims.head_dim), torch.float32)
@@ -250,10 +248,8 @@ class Attention:
                 self._gather(projected, step, pages, part, states, hidden, workspace)
             sink_attention(projected.q[part], states, hidden, self.sink, o, workspace)
         rotate_(o, conjugate_rows(projected.rope[part], workspace))
-        rounded = workspace.empty((rows, dims.n_heads, dims.head_dim), torch.bfloat16)
-        rounded[:n].copy_(o[:, : dims.n_heads])
-        wide = workspace.empty((rows, dims.n_heads * dims.head_dim), torch.float32)
-        low = grouped_linear(wide.copy_(rounded.view(wide.shape)), self.wo_a, workspace)
+        rounded = workspace.empty((n, dims.n_heads, dims.head_dim), torch.bfloat16).copy_(o[:, : dims.n_heads])
+        low = grouped_linear(rounded.view(n, dims.o_groups, -1), self.wo_a, workspace)
         y.copy_(linear(low, self.wo_b, workspace)[:n])
 
     def _gather(

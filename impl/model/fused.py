@@ -7,16 +7,21 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from impl.ops.linear import lines
+
 
 def stack(weights: Mapping[str, Tensor], parts: list[tuple[str, int]]) -> Tensor:
-    """fp32 [sum of rows, K] of matrices [..., K] under each other, each padded with zero rows to the given number.
+    """fp32 [rows, K] of matrices [..., K] under each other, each padded with zero rows to the given number.
 
-    A dictionary's entries become views of the result, so that nothing is held twice.
+    Zero rows at the end make whole lines of what a product gives. A dictionary's entries become views of the result, so
+    that nothing is held twice.
     """
     rows = []
     for name, count in parts:
         part = weights[name].flatten(0, -2).float()
         rows += [part, part.new_zeros(count - part.shape[0], part.shape[1])]
+    total = sum(count for _, count in parts)
+    rows.append(rows[0].new_zeros(lines(total) - total, rows[0].shape[1]))
     stacked = torch.cat(rows)
     first = 0
     for name, count in parts:

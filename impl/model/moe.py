@@ -37,6 +37,9 @@ class Moe:
                 (f"{at}gate", dims.n_experts),
             ],
         )
+        columns = self.n_experts * width
+        self.columns = [columns, dims.n_experts, self.up.shape[0] - columns - dims.n_experts]
+        """Of the one product: gates and ups, router logits, padding."""
         self.down = _stack_down(weights, f"{at}w2", f"{at}shared_w2")
         self.table = weights[f"{at}tid2eid"].long() if layer < dims.n_hash_layers else None
         self.bias = self.up.new_zeros(dims.n_experts) if self.table is not None else weights[f"{at}bias"].float()
@@ -66,13 +69,14 @@ class Moe:
         dims, n, real = self.dims, rows.shape[0], token_ids.shape[0]
         projected = workspace.empty((n, self.up.shape[0]), torch.float32)
         torch.mm(rows, self.up.t(), out=projected)
-        affinity = moe.affinities_(projected[:real, -dims.n_experts :], workspace)
+        gate_up, logits = projected.split(self.columns, 1)[:2]
+        affinity = moe.affinities_(logits[:real], workspace)
         weight = workspace.empty((n, self.n_experts), torch.float32).fill_(1.0)
         moe.route(
             affinity, self.bias, self.table, token_ids, dims.experts_per_token, dims.routed_scale,
             weight[:real, : dims.n_experts], workspace,
         )  # fmt: skip
-        return moe.experts(projected[:, : -dims.n_experts], weight, self.down, dims.swiglu_limit, workspace)
+        return moe.experts(gate_up, weight, self.down, dims.swiglu_limit, workspace)
 
 
 def _stack_down(weights: Mapping[str, Tensor], routed: str, shared: str) -> Tensor:

@@ -14,9 +14,7 @@ def padded_columns(length: int) -> int:
     return padded_rows(length + 1)
 
 
-def sink_attention(
-    q: Tensor, states: Tensor, hidden: Tensor, sink: Tensor, out: Tensor, workspace: Workspace
-) -> None:
+def sink_attention(q: Tensor, states: Tensor, hidden: Tensor, sink: Tensor, out: Tensor, workspace: Workspace) -> None:
     """softmax over a token's own entries and the sink, times the entries; all fp32.
 
     q: bf16 [n, heads, D], heads a multiple of four. states: fp32 [n, S, D], overwritten where hidden; S counts padding

@@ -26,9 +26,7 @@ def score_offsets(apes: list[Tensor]) -> Tensor:
     return torch.cat([half for ape in apes for half in (torch.zeros_like(ape), ape)], dim=1)
 
 
-def pool(
-    pages: Tensor, per_page: int, emission: Emission, ratio: int, out: Tensor, workspace: Workspace
-) -> None:
+def pool(pages: Tensor, per_page: int, emission: Emission, ratio: int, out: Tensor, workspace: Workspace) -> None:
     """Entries before their norm: a softmax over tokens, channel by channel, weighs the tokens' kv.
 
     pages: uint8 [n_blocks, page_bytes] of fp32 rows [kv | score]. out: fp32 [E, width].

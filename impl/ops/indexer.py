@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from impl.ops.packed_kv import Packing, decode_e4m3, quantize_, round_bf16_
+from impl.ops.packed_kv import DECODE_SHIFT, Packing, decode_e4m3, quantize_, round_bf16_
 from impl.ops.workspace import Workspace
 
 
@@ -16,10 +16,10 @@ def quantize_query(
 
     q: fp32 [n, heads, d] after RoPE, overwritten; of the heads, n_heads are real and the rest zero.
     head_weight: fp32 [n, heads].
-    codes: uint8 [n, heads, d], out. folded: fp32 [n, heads], out.
+    codes: uint8 [n, heads, d], out. folded: fp32 [n, heads], out; it also makes up for keys decoded 2^8 too small.
     """
     quantize_(round_bf16_(q, workspace), folded, codes)
-    folded.mul_(head_weight).mul_(q.shape[2] ** -0.5 * n_heads**-0.5)
+    folded.mul_(head_weight).mul_(2.0**DECODE_SHIFT * q.shape[2] ** -0.5 * n_heads**-0.5)
 
 
 def score_chunk(

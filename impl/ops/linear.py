@@ -1,8 +1,9 @@
-"""Matrix products whose rows do not depend on each other's number.
+"""Matrix products whose rows do not depend on each other's number or place.
 
-The CPU's fp32 GEMM sums a row in another order when there are 1, 2 or 3 rows, or a number of rows that is not a
-multiple of four (measured, torch 2.13). So every product here runs on rows padded to a multiple of four: then a token
-has the same bits alone and in any batch. What the padding rows hold never reaches a real row.
+The CPU's fp32 GEMM sums a row in another order when there are 1, 2 or 3 rows or a number of rows that is not a multiple
+of four, and, for few columns, when rows start at different alignments (measured, torch 2.13). So every product here
+runs on rows padded to a multiple of four, each starting on a 64-byte line: then a token has the same bits alone and in
+any batch. What the padding rows hold never reaches a real row.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from torch import Tensor
 from impl.ops.workspace import Workspace
 
 ROWS = 4
+LINE = 16
+"""fp32 values of a 64-byte line."""
+SMALL_BMM = 100
+"""With fewer products than this for a row and matrix, the CPU's bmm takes another kernel for few rows."""
 
 
 def padded_rows(n: int) -> int:
@@ -20,11 +25,20 @@ def padded_rows(n: int) -> int:
     return -(-n // ROWS) * ROWS
 
 
+def lines(width: int) -> int:
+    """`width` fp32 values rounded up to whole lines."""
+    return -(-width // LINE) * LINE
+
+
 def fp32_rows(x: Tensor, workspace: Workspace) -> Tensor:
-    """A copy of `x` [N, K] as fp32 [padded N, K] in the workspace; rows beyond N are not written."""
-    n, width = x.shape
-    rows = workspace.empty((padded_rows(n), width), torch.float32)
-    (rows if rows.shape[0] == n else rows[:n]).copy_(x)
+    """A copy of `x` [N, ..., K] as fp32 [padded N, ..., K], each K on its own line, in the workspace's present scope.
+
+    Rows beyond N are not written.
+    """
+    *shape, width = x.shape
+    rows = workspace.empty((padded_rows(shape[0]), *shape[1:], lines(width)), torch.float32)
+    rows = rows[..., :width] if width % LINE else rows
+    (rows[: shape[0]] if shape[0] % ROWS else rows).copy_(x)
     return rows
 
 
@@ -36,29 +50,31 @@ def linear(x: Tensor, weight: Tensor, workspace: Workspace, out: Tensor | None =
     """
     n = x.shape[0]
     result = out
-    if result is None or result.shape[0] % ROWS:
+    if result is None or n % ROWS:
         result = workspace.empty((padded_rows(n), weight.shape[0]), torch.float32)
-    if x.dtype == torch.float32 and n % ROWS == 0:
+    if x.dtype == torch.float32 and n % ROWS == 0 and x.stride(0) % LINE == 0:
         torch.mm(x, weight.t(), out=result)
     else:
         with workspace.scope():
             torch.mm(fp32_rows(x, workspace), weight.t(), out=result)
     if out is None:
-        return result if result.shape[0] == n else result[:n]
+        return result[:n] if n % ROWS else result
     return out if result is out else out.copy_(result[:n])
 
 
 def grouped_linear(x: Tensor, weight: Tensor, workspace: Workspace) -> Tensor:
-    """Each group of columns times its own matrix, results side by side.
+    """Each group of columns times its own matrix, results side by side; fp32.
 
-    x: fp32 [N, G * K], N a multiple of four. weight: fp32 [G, O, K].
-    Returns fp32 [N, G * O] in the workspace's present scope.
+    x: [N, G, K], any float type. weight: fp32 [G, O, K].
+    Returns fp32 [padded N, G * O] in the workspace's present scope; rows beyond N hold anything.
     """
-    n = x.shape[0]
-    if n % ROWS:
-        raise ValueError(f"grouped_linear needs rows padded to a multiple of {ROWS}, got {n}")
     groups, width, inner = weight.shape
-    result = workspace.empty((n, groups, width), torch.float32)
-    by_group = x.view(n, groups, inner).transpose(0, 1)
-    torch.bmm(by_group, weight.transpose(1, 2), out=result.transpose(0, 1))
-    return result.view(n, groups * width)
+    if width * inner < SMALL_BMM:
+        raise ValueError(
+            f"grouped_linear needs O * K of at least {SMALL_BMM}, got {width} * {inner}: raise o_lora_rank"
+        )
+    result = workspace.empty((padded_rows(x.shape[0]), groups, width), torch.float32)
+    with workspace.scope():
+        by_group = fp32_rows(x, workspace).transpose(0, 1)
+        torch.bmm(by_group, weight.transpose(1, 2), out=result.transpose(0, 1))
+    return result.view(-1, groups * width)

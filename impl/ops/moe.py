@@ -62,9 +62,7 @@ def gated_(gate: Tensor, up: Tensor, limit: float, out: Tensor, workspace: Works
         torch.mul(gate, up.clamp_(-limit, limit), out=out)
 
 
-def experts(
-    gate_up: Tensor, weight: Tensor, down: Tensor, limit: float, workspace: Workspace
-) -> Tensor:
+def experts(gate_up: Tensor, weight: Tensor, down: Tensor, limit: float, workspace: Workspace) -> Tensor:
     """Sum over experts of weight * W2 (silu(min(gate, limit)) * clamp(up)).
 
     gate_up: fp32 [n, E * 2 * i], each expert's gate, then its up; overwritten. weight: fp32 [n, E].

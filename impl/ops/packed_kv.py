@@ -20,6 +20,8 @@ from impl.ops.workspace import Workspace
 
 E4M3_MAX = 448.0
 SMALLEST_ABSMAX = 1e-4
+DECODE_SHIFT = 8
+"""log2 of the factor by which `decode_e4m3` gives too small values."""
 SCALE_BYTES = 4
 """An indexer key's one scale is an fp32 number."""
 
@@ -187,10 +189,6 @@ def decode_e4m3(codes: Tensor, workspace: Workspace) -> Tensor:
     bits = workspace.empty(codes.shape, torch.int16)
     bits.copy_(codes.view(torch.int8)).bitwise_left_shift_(7).bitwise_and_(-0x4001)
     return bits.view(torch.float16)
-
-
-DECODE_SHIFT = 8
-"""log2 of what `decode_e4m3` leaves out."""
 
 
 def unpack_states(data: Tensor, scales: Tensor, layout: StateLayout, out: list[Tensor], workspace: Workspace) -> None:
