@@ -135,7 +135,9 @@ class Routes:
                 submitted.append(choice)
         except (EngineUnavailableError, QueueFullError, ValueError) as error:
             self._abort(submitted)
-            status = {EngineUnavailableError: 503, QueueFullError: 429}.get(type(error), 400)
+            status = (
+                503 if isinstance(error, EngineUnavailableError) else 429 if isinstance(error, QueueFullError) else 400
+            )
             raise ApiError(status, str(error)) from error
 
     async def _collect(

@@ -168,7 +168,7 @@ class Engine:
 
     def _deliver(self, events: list[TokenEvent]) -> None:
         """Hand a step's events to the loop in one call, so that it wakes once a step."""
-        batch = []
+        batch: list[tuple[Events, TokenEvent]] = []
         for event in events:
             request = event.request
             if event.token is not None:
@@ -178,7 +178,7 @@ class Engine:
                 del self._events[request]
                 self.metrics.finished(request, time.monotonic())
         if batch:
-            self._call_loop(lambda: [events.put_nowait(event) for events, event in batch])
+            self._call_loop(lambda: _put_all(batch))
 
     def _gauge(self, runner: Runner) -> None:
         scheduler = runner.scheduler
@@ -205,3 +205,8 @@ class Engine:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
+
+
+def _put_all(batch: list[tuple[Events, TokenEvent]]) -> None:
+    for events, event in batch:
+        events.put_nowait(event)
