@@ -10,4 +10,4 @@ from dsbench.records import Plan
 def command(plan: Plan) -> list[str]:
     """The command line of every boot of a plan; toggles travel in the environment."""
     until = ["--until", "profile"] if plan.until == "profile" else []
-    return [sys.executable, "-m", "impl.serve", *plan.engine_args, *until]
+    return [sys.executable, "-m", "impl.serve", "--host", "127.0.0.1", "--port", "0", *plan.engine_args, *until]
