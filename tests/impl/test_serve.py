@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
+from impl.serve import main
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = [sys.executable, "-m", "impl.serve", "--load-format", "dummy", "--memory-budget", str(16 << 20)]
 
@@ -388,7 +390,6 @@ REFUSED = [
     (("--dims", "huge"), "", "invalid choice: 'huge'"),
     (("--dims", "flash", "--load-format", "dummy"), "", "has no default memory"),
     (("--load-format", "dummy", "--memory-budget", "1000"), "", "does not hold the weights alone"),
-    (("--load-format", "dummy", "--memory-budget", "3000000"), "", "bytes for KV pages, one token needs"),
     (("--load-format", "dummy", "--memory-budget", "3000000", "--until", "profile"), "", "give at least"),
     (("--weights", "/nowhere.safetensors"), "", "no weights at /nowhere.safetensors"),
     (("--load-format", "dummy", "--port", "70000"), "", "--port must be 0 to 65535"),
@@ -399,18 +400,34 @@ REFUSED = [
 
 @pytest.mark.parametrize(("flags", "toggles", "text"), REFUSED)
 def test_settings_that_cannot_work_are_one_line_and_exit_2(
-    tmp_path: Path, flags: tuple[str, ...], toggles: str, text: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    toggles: str,
+    text: str,
 ) -> None:
-    done = run(*flags, boot=tmp_path, toggles=toggles)
+    monkeypatch.setenv("DSBENCH_TOGGLES", toggles)
+    monkeypatch.setenv("DSBENCH_BOOT_DIR", str(tmp_path))
+    try:
+        status: object = main(flags)
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line
+    assert not {"kv_profile.rank0.json", "ready.json"} & {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_boot_that_fails_behind_the_port_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    done = run("--load-format", "dummy", "--port", "0", "--memory-budget", "3000000", boot=tmp_path)
     assert done.returncode == 2
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("INFO ")]
-    assert len(lines) == 1
-    assert text in lines[0]
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("INFO ")]
+    assert "bytes for KV pages, one token needs" in line
     assert not (tmp_path / "ready.json").exists()
 
 
-def test_a_taken_port_is_refused(server: Server) -> None:
+def test_a_taken_port_is_refused(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     port = str(server.client.base_url.port)
-    done = run("--load-format", "dummy", "--port", port)
-    assert done.returncode == 2
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert main(["--load-format", "dummy", "--port", port]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
