@@ -156,7 +156,8 @@ COPY_LETTERS = string.ascii_lowercase + string.digits
 def lookup(rng: random.Random, characters: int, questions: int, window: int = 32) -> tuple[str, list[tuple[str, str]]]:
     """A context of `kx=42` lines, `characters` long with some prose between, and (query, answer) pairs on it.
 
-    Queries look like `?kx=`; all but those of the last `window` characters are asked about.
+    Queries look like `?kx=`; those of the last `window` characters are not asked about (unless there
+    are no others).
     """
     lines: list[str] = []
     pairs: dict[str, tuple[str, int]] = {}
@@ -257,35 +258,42 @@ def mixed(rng: random.Random) -> Segments:
 
 
 LONGEST_CONTEXT = 600
-EARLY = 0.3
-"""Up to this share of a run, recall takes the place of word problems: they need it."""
+RECALL_ONLY = 0.25
+"""Up to this share of a run a step holds nothing but copying and small lookups: looking back is what lookup and word
+problems are built on, and it forms much sooner undisturbed."""
+
+
+def small_lookup(rng: random.Random) -> Segments:
+    return lookup_document(rng, rng.randint(12, 60), window=0)
 
 
 def recall(rng: random.Random, progress: float, scale: int) -> Batch:
-    """One kind and size: copying and small lookups first, then ever longer lookups."""
-    grown = min(1.0, max(0.0, progress - 0.25) / 0.45)
-    rows = scale * (12 if progress < EARLY else 8)
-    if rng.random() < 0.5 - 0.4 * grown:
-        characters = rng.randint(4, 24 + int(40 * grown))
-        return pack(lambda: copied(rng, characters), rows, 128 if characters < 60 else 160)
+    """About 1024 tokens of copying or of lookups of one size, ever longer as the run goes on."""
+    grown = min(1.0, max(0.0, progress - RECALL_ONLY) / 0.45)
+    if rng.random() < 0.25:
+        return pack(lambda: copied(rng, rng.randint(4, 24 + int(60 * grown))), 4 * scale, 256)
     longest = 60 + (LONGEST_CONTEXT - 60) * grown
-    characters = int(rng.uniform(12, longest)) if rng.random() < 0.7 else int(longest)
+    characters = int(rng.uniform(40, longest)) if rng.random() < 0.7 else int(longest)
     if characters <= 60:
-        return pack(lambda: lookup_document(rng, characters, window=0), rows, 128)
+        return pack(lambda: small_lookup(rng), 8 * scale, 128)
     # The context with its last line, fourteen queries of seven characters, bos and eos.
     length = -(-(characters + 30 + 7 * 14) // 32) * 32
-    return pack(lambda: lookup_document(rng, characters), max(1, rows * 128 // length), length)
+    return pack(lambda: lookup_document(rng, characters), max(1, 1024 // length) * scale, length)
 
 
 def batches(seed: int, step: int, progress: float, scale: int = 1) -> dict[str, Batch]:
     """The batches of one step by name, the same for the same arguments.
 
-    `progress` (0..1) is the share of the run that is done: what must be recalled gets longer with it.
-    `scale` multiplies the number of rows (for a GPU).
+    `progress` (0..1) is the share of the run that is done; `scale` multiplies the number of rows (for a GPU).
     """
     rng = random.Random(f"{seed}/{step}")
+    if progress < RECALL_ONLY:
+        return {
+            "copying": pack(lambda: copied(rng, rng.randint(4, 24)), 8 * scale, 128),
+            "recall": pack(lambda: small_lookup(rng), 8 * scale, 128),
+        }
     return {
         "arithmetic": pack(lambda: single_sum(rng), 28 * scale, 32),
-        "mixed": pack(lambda: mixed(rng), scale * (1 if progress < EARLY else 3), 256),
+        "mixed": pack(lambda: mixed(rng), 3 * scale, 256),
         "recall": recall(rng, progress, scale),
     }

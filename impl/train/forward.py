@@ -147,21 +147,22 @@ def head_mix(weights: Weights, streams: Tensor, dims: Dims) -> Tensor:
 @lru_cache(maxsize=64)
 def rope_table(length: int, stride: int, compressed: bool, rope_dim: int, dims: Dims) -> tuple[Tensor, Tensor]:
     """fp32 cos and sin `[length, rope_dim // 2]` of positions 0, stride, 2 stride, ..."""
-    freqs = inverse_frequencies(rope_dim, compressed, dims)
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * stride * freqs
-    return angles.cos(), angles.sin()
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * stride * inverse_frequencies(
+        rope_dim, compressed, dims
+    )
+    return angles.cos().float(), angles.sin().float()
 
 
 def inverse_frequencies(rope_dim: int, compressed: bool, dims: Dims) -> Tensor:
-    """Plain for window-only layers; YaRN with the compress theta for every use in a compressed layer."""
+    """Angle a position, fp64: plain in window-only layers, YaRN with the compress theta throughout compressed ones."""
     theta = dims.compress_rope_theta if compressed else dims.rope_theta
     plain = theta ** (-2 * torch.arange(rope_dim // 2, dtype=torch.float64) / rope_dim)
     if not compressed:
-        return plain.float()
+        return plain
     low = max(math.floor(yarn_edge(dims.yarn_beta_fast, rope_dim, theta, dims)), 0)
     high = min(math.ceil(yarn_edge(dims.yarn_beta_slow, rope_dim, theta, dims)), rope_dim - 1)
     ramp = ((torch.arange(rope_dim // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
-    return (plain / dims.yarn_factor * ramp + plain * (1 - ramp)).float()
+    return plain / dims.yarn_factor * ramp + plain * (1 - ramp)
 
 
 def yarn_edge(rotations: float, rope_dim: int, theta: float, dims: Dims) -> float:

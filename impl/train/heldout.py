@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from impl.train import data
 
+WINDOW = 32
+"""pico's sliding window, in tokens."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -73,13 +76,15 @@ def problems(count: int, seed: int = 1, new_wording: bool = False) -> list[Item]
 
 
 def lookups(count: int, characters: int, seed: int = 1) -> list[Item]:
-    """`count` contexts of `characters` with one query each, its line more than a window (32 tokens) back.
+    """`count` contexts of `characters` with one query each, its line more than a window back.
 
     Contexts are random; the chance that one repeats a training context is nil.
     """
     rng = random.Random(f"held-out lookup {seed} {characters}")
     out: list[Item] = []
-    for _ in range(count):
-        context, [(query, answer)] = data.lookup(rng, characters, questions=1)
-        out.append(Item(context + query, answer.strip()))
+    while len(out) < count:
+        context, queries = data.lookup(rng, characters, questions=1)
+        for query, answer in queries:
+            if len(context) - context.index(query[1:]) > WINDOW:
+                out.append(Item(context + query, answer.strip()))
     return out

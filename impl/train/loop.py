@@ -203,10 +203,14 @@ def train(
 
 
 def mean_report(window: list[Report]) -> Report:
-    last, n = window[-1], len(window)
+    last = window[-1]
+
+    def mean(values: list[float]) -> float:
+        return round(sum(values) / len(values), 4)
+
     return Report(
         last.step, round(last.progress, 4), last.tokens, round(last.minutes, 3), round(last.learning_rate, 7),
-        round(sum(r.loss for r in window) / n, 4),
-        {name: round(sum(r.answer_loss[name] for r in window) / n, 4) for name in window[0].answer_loss},
-        round(sum(r.index_kl for r in window) / n, 4),
+        mean([r.loss for r in window]),
+        {name: mean([r.answer_loss[name] for r in window if name in r.answer_loss]) for name in last.answer_loss},
+        mean([r.index_kl for r in window]),
     )  # fmt: skip

@@ -98,7 +98,15 @@ def test_lookup_asks_beyond_the_window(seed: int, characters: int) -> None:
     for query, answer in queries:
         line = f"{query[1:]}{answer}"
         assert context.count(f"\n{line}") + context.startswith(line) == 1
-        assert len(context) - context.index(line) > 32
+        assert len(context) - context.index(line) > 32 or not re.search(r"(^|\n)\w\w=", context[:-38])
+
+
+def test_held_out_lookups_lie_beyond_the_window() -> None:
+    for characters in (150, 300, 600):
+        for item in heldout.lookups(100, characters):
+            context, _, key = item.prompt.rpartition("?")
+            assert len(context) >= characters
+            assert len(item.prompt) - context.index(f"{key}{item.answer}\n") > 38
 
 
 def test_the_shown_prompts_are_not_held_out() -> None:
