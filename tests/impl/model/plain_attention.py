@@ -1,6 +1,6 @@
 """The attention sublayer in float64, a token at a time, from the formulas of section 3; nothing shared with `impl`.
 
-Only what the reference rounds is rounded: queries, states and outputs to bf16, cached values and indexer queries to e4m3.
+Rounded is what the reference rounds: queries, states and outputs to bf16, cached and indexer values to e4m3.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
 """The attention sublayer against a float64 version, and against itself: batches, chunks, garbage, memory."""
 
-import weakref
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from impl.dims import MICRO, PICO
 from impl.ops import indexer
 from impl.ops.workspace import Workspace
 from tests.impl.model import plain_attention as plain
 from tests.impl.model.cached import ODD, WIDE, CachedLayer
+from tests.impl.model.live_bytes import LiveBytes
 
 LAYERS = [(PICO, 0), (PICO, 1), (PICO, 2), (ODD, 0), (ODD, 1), (ODD, 2), (WIDE, 1), (WIDE, 2)]
 LENGTH = 300
@@ -132,30 +130,6 @@ def test_a_locked_workspace_gives_the_same_bits(dims, layer):
     assert torch.equal(cached.run(x, list(range(90))), growing)
     assert torch.equal(cached.run(x[:1], [0]), growing[:1])
     assert cached.workspace.nbytes == held
-
-
-class LiveBytes(TorchDispatchMode):
-    """Peak of bytes in storages first seen while active."""
-
-    def __init__(self, known: list[torch.Tensor]) -> None:
-        super().__init__()
-        self.sizes = {t.untyped_storage()._cdata: 0 for t in known}
-        self.keep = known
-        self.live = self.peak = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for t in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata not in self.sizes:
-                storage = t.untyped_storage()
-                self.sizes[storage._cdata] = storage.nbytes()
-                self.live += storage.nbytes()
-                weakref.finalize(storage, self.drop, storage._cdata)
-        self.peak = max(self.peak, self.live)
-        return out
-
-    def drop(self, key: int) -> None:
-        self.live -= self.sizes.pop(key)
 
 
 @by_layer
