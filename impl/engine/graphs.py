@@ -168,7 +168,7 @@ def _capture_cuda(fn: Callable[[], Any], pool: GraphPool, warmup: int) -> Replay
     before = pool.nbytes
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.no_grad(), torch.cuda.graph(graph, pool=pool.handle, stream=side):
+        with torch.no_grad(), torch.cuda.graph(graph, pool=pool.handle, stream=side, capture_error_mode="thread_local"):
             outputs = fn()
     except RuntimeError as error:
         raise CaptureError(f"CUDA refused the capture: {error}") from error

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from impl.engine.arena import Lifetime
 
@@ -120,7 +119,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        leaves = tree_leaves((args, kwargs))
+        leaves = op_leaves(*args, *kwargs.values())
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if self._strict:
             refuse(func, args, kwargs)
@@ -134,7 +133,7 @@ class Recorder(TorchDispatchMode):
         if self._strict and sizes != [tensor.untyped_storage().nbytes() for tensor in inputs]:
             raise refused(str(func), "resizes its out= tensor: allocate it at its size")
         known = {storage_key(tensor) for tensor in inputs} | self._alive.keys()
-        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in op_leaves(out) if isinstance(leaf, Tensor)]
         fresh = {storage_key(tensor) for tensor in outputs} - known
         skipped = bool(outputs) and not func._schema.is_mutable and not fresh
         if not skipped:
@@ -143,12 +142,12 @@ class Recorder(TorchDispatchMode):
                 if block is not None:
                     self.blocks[block].last = len(self.calls)
         out = self._settle(func, args, kwargs, out, fresh, skipped)
-        self.calls.append(Call(str(func), (*described, *kwargs), tuple(map(self._describe, tree_leaves(out)))))
+        self.calls.append(Call(str(func), (*described, *kwargs), tuple(map(self._describe, op_leaves(out)))))
         return out
 
     def _settle(self, func: Any, args: Any, kwargs: Any, out: Any, fresh: set[int], skipped: bool) -> Any:
         """Register the fresh storages among the results; returns the results the function gets."""
-        for tensor in tree_leaves(out):
+        for tensor in op_leaves(out):
             if isinstance(tensor, Tensor) and storage_key(tensor) in fresh and self._block(tensor) is None:
                 self._adopt(tensor)
         return out
@@ -180,6 +179,11 @@ class Recorder(TorchDispatchMode):
         return (block, *geometry) if block is None else (block, *geometry, leaf.storage_offset())
 
 
+def op_leaves(*values: Any) -> list[Any]:
+    """Arguments or results of an operation, its lists taken apart; they nest no deeper."""
+    return [leaf for value in values for leaf in (value if isinstance(value, list | tuple) else (value,))]
+
+
 def storage_key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -191,7 +195,7 @@ def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def _written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     bound = _bound(func, args, kwargs)
     names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [leaf for name in names for leaf in tree_leaves(bound.get(name)) if isinstance(leaf, Tensor)]
+    return [leaf for name in names for leaf in op_leaves(bound.get(name)) if isinstance(leaf, Tensor)]
 
 
 def refuse(func: Any, args: Any, kwargs: Any) -> None:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from impl.engine.arena import Arena, Place, footprint
 from impl.engine.out_variants import out_call
-from impl.engine.recording import Call, CaptureError, Recorder, WrittenStorages, site, storage_key
+from impl.engine.recording import Call, CaptureError, Recorder, WrittenStorages, op_leaves, site, storage_key
 
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 
@@ -78,9 +78,9 @@ class Placer(Recorder):
 
     def _write_fresh(self, func: Any, operands: Any, options: Any, out: Any, settled: Any, fresh: set[int]) -> None:
         """Append the step that writes the fresh results in place: with out=, if its bits are the same."""
-        results = tree_leaves(out)
+        results = op_leaves(out)
         wanted = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor) and storage_key(leaf) in fresh]
-        targets = [self._twin(leaf) for i, leaf in enumerate(tree_leaves(settled)) if i in wanted]
+        targets = [self._twin(leaf) for i, leaf in enumerate(op_leaves(settled)) if i in wanted]
         values = [results[i] for i in wanted]
         if not func._schema.is_mutable and len(wanted) == len(results):
             found = out_call(func, operands, options, targets)
@@ -217,7 +217,7 @@ def _writes(step: Step, targets: Sequence[Tensor], values: Sequence[Tensor]) -> 
 
 def _copy_results(func: Any, args: Any, kwargs: Any, wanted: Sequence[int], targets: Sequence[Tensor]) -> None:
     """The step of an operation without a usable out= overload."""
-    results = tree_leaves(func(*args, **kwargs))
+    results = op_leaves(func(*args, **kwargs))
     for index, target in zip(wanted, targets, strict=True):
         target.copy_(results[index])
 

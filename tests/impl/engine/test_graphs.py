@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor
 
+from impl.engine.arena import Arena
 from impl.engine.graphs import CaptureError, GraphCache, GraphPool, Replay, capture
 from impl.engine.step import Step, build_step
-from impl.engine.tape import same_bits
+from impl.engine.tape import record, same_bits
 from impl.handshake import Markers
 from impl.model.streams import Seam, Streams
 from impl.ops import mhc
@@ -61,18 +62,27 @@ def refill(tensors: tuple[Tensor, ...], seed: int) -> None:
 def mhc_function(kind: str, args: tuple[Tensor, ...]) -> Any:
     residual, y, _, _ = args
     weights, head = seam_weights(HIDDEN), head_weights(HIDDEN)
+
+    def post_head(out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        out, mean = torch.empty_like(y) if out is None else out, torch.empty_like(y)
+        mhc.post_head(*args, head, out, mean)
+        return out, mean
+
     return {
         "seam": lambda: mhc.seam(*args, weights),
         "residual reuse": lambda: mhc.seam(*args, weights, residual_out=residual),
         "input reuse": lambda: mhc.seam(*args, weights, input_out=y),
         "both": lambda: mhc.seam(*args, weights, residual_out=residual, input_out=y),
         "pre": lambda: mhc.pre(residual, weights),
-        "post_head": lambda: mhc.post_head(*args, head, with_mean=True),
+        "post_head": post_head,
+        "post_head into y": lambda: post_head(y),
     }[kind]
 
 
 @pytest.mark.parametrize("n", [4, 17, 300])
-@pytest.mark.parametrize("kind", ["seam", "residual reuse", "input reuse", "both", "pre", "post_head"])
+@pytest.mark.parametrize(
+    "kind", ["seam", "residual reuse", "input reuse", "both", "pre", "post_head", "post_head into y"]
+)
 def test_mhc_replays_bit_for_bit(kind, n):
     eager, captured = pending(n, HIDDEN), pending(n, HIDDEN)
     replay = capture(mhc_function(kind, captured), "cpu")
@@ -179,6 +189,36 @@ def test_operations_without_an_out_overload_replay():
     assert replay.poison is not None
     replay.poison()
     assert_same(replay.run(), fn())
+
+
+def test_an_out_overload_with_other_bits_is_not_used():
+    library = torch.library.Library("dsbench_test", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.define("twice.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    library.impl("twice.out", lambda x, out: out.copy_(x * 2.0000005), "CPU")
+    x = torch.randn(64)
+    replay = capture(lambda: torch.ops.dsbench_test.twice(x), "cpu")
+    assert_same([replay.run()], [x * 2])
+
+
+def test_lazy_conjugates_replay():
+    x = torch.randn(4, 4, dtype=torch.complex64)
+
+    def fn() -> Tensor:
+        z = x * 2
+        return z.conj().t() @ z
+
+    replay = capture(fn, "cpu")
+    x.mul_(1j)
+    x[0] += 1
+    assert_same([replay.run()], [fn()])
+
+
+def test_views_and_allocations_are_not_replayed():
+    x = torch.randn(4, 4)
+    tape = record(lambda: torch.empty(4, 4).copy_(x.t()[1:].reshape(-1)[:4].expand(4, 4)), Arena())
+    assert [str(step.op) for step in tape.steps] == ["aten.copy_.default", "aten.copy_.default"]
 
 
 def test_workspace_memory_is_used_where_it_is():
@@ -331,6 +371,18 @@ def test_smaller_graphs_fit_into_the_pool_of_the_largest(drafter):
     assert [graph["pool_added_bytes"] for graph in later] == [0, 0]
     assert report["pool_bytes"] == first["replay_bytes"]
     assert all(graph["replay_bytes"] < graph["temporaries_bytes"] for graph in report["graphs"].values())
+
+
+def test_a_later_graph_leaves_the_outputs_of_an_earlier_one(drafter):
+    drafter, cache = drafter
+    tokens = cache.get_or_capture(16, drafter.draft).run()
+    before = tokens.clone()
+    drafter.inputs.neg_()
+    for n in (8, 4):
+        replay = cache.get_or_capture(n, drafter.draft)
+        replay.poison()
+        replay.run()
+    assert torch.equal(tokens, before)
 
 
 def test_graphs_of_one_pool_do_not_disturb_each_others_results(drafter):
@@ -524,8 +576,7 @@ def on_cuda(n: int, seed: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("n", [4, 17, 300])
 def test_cuda_graphs_replay_the_seam_bit_for_bit(n):
     weights = seam_weights(HIDDEN)
-    for name in ("fn", "scale", "base", "norm"):
-        object.__setattr__(weights, name, getattr(weights, name).cuda())
+    weights = replace(weights, **{name: getattr(weights, name).cuda() for name in ("fn", "scale", "base", "norm")})
     inputs, markers = on_cuda(n, 0), Markers()
 
     def fn() -> mhc.SeamOutput:
