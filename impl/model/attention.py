@@ -62,6 +62,7 @@ class Attention:
         self.heads = padded_rows(dims.n_heads)
         self.index_heads = padded_rows(dims.index_heads) if self.ratio == 4 else 0
         self.q_norm, self.kv_norm = weights[f"{at}attn.q_norm"].float(), weights[f"{at}attn.kv_norm"].float()
+        self.eps = self.kv_norm.new_full((1,), dims.rms_norm_eps)
         self.sink = torch.full((self.heads,), -torch.inf, device=self.kv_norm.device)
         self.sink[: dims.n_heads] = weights[f"{at}attn.sink"]
         self.wo_a, self.wo_b = weights[f"{at}attn.wo_a"].float(), weights[f"{at}attn.wo_b"].float()
@@ -154,7 +155,7 @@ class Attention:
                 assert pages.state is not None
                 table_rows(self.rope_table.rows, emission.positions, rope[n:])
                 pool(pages.state, self.states_per_page, emission, self.ratio, latents[n:], workspace)
-            rms_norm_(latents, dims.rms_norm_eps, workspace)
+            rms_norm_(latents, self.eps, workspace)
             latents[:n].mul_(self.kv_norm)
             if emission is not None:
                 latents[n:].mul_(self.entry_norms[0])
@@ -183,10 +184,10 @@ class Attention:
         latents.copy_(from_x[:n, dims.q_lora_rank : dims.q_lora_rank + dims.head_dim])
         if self.ratio:
             self._store_states(from_x[:n, dims.q_lora_rank + dims.head_dim :], step, pages, part, workspace)
-        rms_norm_(low_rank, dims.rms_norm_eps, workspace, self.q_norm)
+        rms_norm_(low_rank, self.eps, workspace, self.q_norm)
         from_low = linear(low_rank, self.w_query, workspace)[:n]
         width = self.heads * dims.head_dim
-        q = rms_norm_(from_low[:, :width].unflatten(1, (self.heads, -1)), dims.rms_norm_eps, workspace)
+        q = rms_norm_(from_low[:, :width].unflatten(1, (self.heads, -1)), self.eps, workspace)
         out.q[part].copy_(rotate_(q, out.rope[part]))
         if out.index_codes is not None and out.index_weight is not None:
             query = from_low[:, width : width + self.index_heads * dims.index_dim].unflatten(1, (self.index_heads, -1))
@@ -224,7 +225,7 @@ class Attention:
         with workspace.scope():
             keys = workspace.empty((emission.rows.shape[0], width), torch.float32)
             pool(pages.index_state, self.states_per_page, emission, self.ratio, keys, workspace)
-            rms_norm_(keys, self.dims.rms_norm_eps, workspace, self.entry_norms[1])
+            rms_norm_(keys, self.eps, workspace, self.entry_norms[1])
             table = self.rope_table.index_rows
             turn = workspace.empty((len(keys), table.shape[1]), torch.complex64)
             rotate_(keys, table_rows(table, emission.positions, turn))

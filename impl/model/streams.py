@@ -35,7 +35,10 @@ class Streams:
 
     def pending(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What POST reads; only after a sublayer has run."""
-        assert self.residual is not None and self.y is not None and self.post is not None and self.comb is not None
+        assert self.residual is not None
+        assert self.y is not None
+        assert self.post is not None
+        assert self.comb is not None
         return self.residual, self.y, self.post, self.comb
 
     def clear(self) -> None:

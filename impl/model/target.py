@@ -18,7 +18,7 @@ from impl.engine.step import Step
 from impl.handshake import Markers
 from impl.model.attention import Attention
 from impl.model.moe import Moe
-from impl.model.streams import Seam, Streams
+from impl.model.streams import Seam, Streams, reuse_refusal
 from impl.ops import mhc
 from impl.ops.linear import linear
 from impl.ops.norm import rms_norm
@@ -30,8 +30,10 @@ from impl.toggles import ToggleSet
 class TargetOutput(NamedTuple):
     hidden: Tensor
     """bf16 [N, H] after the final norm"""
-    aux: list[Tensor]
-    """bf16 [N, H] a captured layer, in layer order: what a DSpark draft reads"""
+    aux: Tensor
+    """bf16 [N, n_aux * H]: the stream means after the captured layers, side by side in layer order.
+
+    What a DSpark draft reads; a view of the model's own buffer, overwritten by the next step."""
 
 
 class Layer:
@@ -82,6 +84,9 @@ class Target:
         self.head = mhc.HeadWeights(
             weights["hc_head.fn"], weights["hc_head.scale"], weights["hc_head.base"], dims.hc_eps, dims.rms_norm_eps
         )
+        self.aux = torch.zeros(
+            dims.max_num_batched_tokens, len(dims.aux_layers), dims.hidden_size, dtype=torch.bfloat16, device=device
+        )
         self.skip_mtp_hidden = toggles.on("mtp_hidden_skip") and method != "mtp"
         if toggles.on("mtp_hidden_skip") and method == "mtp":
             markers.refuse("mtp_hidden_skip", "inert: the mtp method reads the staged hidden states")
@@ -98,34 +103,37 @@ class Target:
     def forward(self, step: Step, pages: list[LayerPages]) -> TargetOutput:
         """One step of N <= T rows. Writes their cache entries into `pages`."""
         streams = self._enter(step.token_ids)
+        aux = self.aux[: step.n_tokens]
         captured: Tensor | None = None
-        aux: list[Tensor] = []
         last = len(self.layers) - 1
         for i, (layer, layer_pages) in enumerate(zip(self.layers, pages, strict=True)):
             cell = layer.attention_seam(streams)
             streams.y = layer.attention.forward(cell, step, layer_pages, self.workspace)
             cell = layer.moe_seam(streams)
             streams.y = layer.moe.forward(cell, step.token_ids, self.workspace)
-            if i not in self.dims.aux_layers or (self.fuse_final and i == last):
+            if i not in self.dims.aux_layers:
                 continue
-            if self.fuse_final:
-                aux.append(mhc.post_mean(*streams.pending()))
-                self.markers.take("mhc_final_fused")
-            else:
+            mean = aux[:, self.dims.aux_layers.index(i)]
+            if not self.fuse_final:
                 # Kept until the next capture: after the last layer the head reads it too.
                 captured = None
                 captured = mhc.post_streams(*streams.pending())
                 if i == last:
                     streams.clear()
-                aux.append(mhc.stream_mean(captured))
+                mhc.stream_mean(captured, mean)
+            elif i != last:
+                mhc.post_mean(*streams.pending(), mean)
+                self.markers.take("mhc_final_fused")
         if self.fuse_final:
-            return self._fused_final(streams, aux, with_mean=last in self.dims.aux_layers)
-        if last not in self.dims.aux_layers:
-            captured = None
-            captured = mhc.post_streams(*streams.pending())
-            streams.clear()
-        assert captured is not None
-        return self._final(captured, aux)
+            hidden = self._fused_final(streams, aux[:, -1] if last in self.dims.aux_layers else None)
+        else:
+            if last not in self.dims.aux_layers:
+                captured = None
+                captured = mhc.post_streams(*streams.pending())
+                streams.clear()
+            assert captured is not None
+            hidden = self._final(captured)
+        return TargetOutput(self._normed(hidden), aux.flatten(1))
 
     def logits(self, rows: Tensor) -> Tensor:
         """fp32 [n, V] of hidden rows bf16 [n, H], in workspace memory: call inside a workspace scope."""
@@ -138,21 +146,22 @@ class Target:
         residual.copy_(rows[:, None, :])
         return Streams(residual)
 
-    def _final(self, final: Tensor, aux: list[Tensor]) -> TargetOutput:
+    def _final(self, final: Tensor) -> Tensor:
         if self.mtp_hidden is not None:
             self.mtp_hidden[: final.shape[0]].copy_(final.flatten(1))
         elif self.skip_mtp_hidden:
             self.markers.take("mtp_hidden_skip")
-        return TargetOutput(self._normed(mhc.head(final, self.head)), aux)
+        return mhc.head(final, self.head)
 
-    def _fused_final(self, streams: Streams, aux: list[Tensor], *, with_mean: bool) -> TargetOutput:
-        hidden, mean = mhc.post_head(*streams.pending(), self.head, with_mean=with_mean)
+    def _fused_final(self, streams: Streams, mean: Tensor | None) -> Tensor:
+        """The head and the last mean in one pass; the head's output takes the place of y, which dies here."""
+        residual, y, post, comb = streams.pending()
         streams.clear()
+        hidden = torch.empty_like(y) if reuse_refusal(y, self.workspace, holders=1) else y
+        mhc.post_head(residual, y, post, comb, self.head, hidden, mean)
         self.markers.take("mhc_final_fused")
         self.markers.take("mtp_hidden_skip")
-        if mean is not None:
-            aux.append(mean)
-        return TargetOutput(self._normed(hidden), aux)
+        return hidden
 
     def _normed(self, hidden: Tensor) -> Tensor:
         """Final RMSNorm, tile by tile, in place: `hidden` is this step's own."""

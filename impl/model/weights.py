@@ -125,9 +125,10 @@ def load_weights(path: Path) -> tuple[dict[str, torch.Tensor], Dims]:
     try:
         with safe_open(path, framework="pt") as file:
             dims = Dims.from_json(json.loads(file.metadata()["dims"]))
-            weights = {name: file.get_tensor(name) for name in file.keys()}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a reader, not a dict)
     except FileNotFoundError:
-        raise ValueError(f"no weights at {path}: train them with 'python -m impl.train', or use --load-format dummy")
+        mend = "train them with 'python -m impl.train', or use --load-format dummy"
+        raise ValueError(f"no weights at {path}: {mend}") from None
     except Exception as error:
         raise ValueError(f"{path} is not a readable weights file: {error}") from error
     check_shapes(weights, dims, str(path))

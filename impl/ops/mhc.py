@@ -163,14 +163,11 @@ def post_streams(residual: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Ten
     return new
 
 
-def stream_mean(streams: Tensor) -> Tensor:
-    """Mean over streams, bf16 [N, H], summed in fp32 in stream order and rounded once."""
-    n, _, hidden = streams.shape
-    mean = streams.new_empty(n, hidden)
-    for start in range(0, n, TILE):
+def stream_mean(streams: Tensor, out: Tensor) -> None:
+    """Mean over streams into `out`, bf16 [N, H], summed in fp32 in stream order and rounded once."""
+    for start in range(0, streams.shape[0], TILE):
         rows = slice(start, start + TILE)
-        mean[rows] = _mean_rows(streams[rows].float())
-    return mean
+        out[rows] = _mean_rows(streams[rows].float())
 
 
 def head(streams: Tensor, weights: HeadWeights) -> Tensor:
@@ -183,28 +180,32 @@ def head(streams: Tensor, weights: HeadWeights) -> Tensor:
     return out
 
 
-def post_mean(residual: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
-    """POST fused with the stream mean: no [N, hc, H] intermediate. Bitwise equal to the two steps."""
-    mean = torch.empty_like(y)
+def post_mean(residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, out: Tensor) -> None:
+    """POST fused with the stream mean into `out`: no [N, hc, H] intermediate. Bitwise equal to the two steps."""
     for start in range(0, residual.shape[0], TILE):
         rows = slice(start, start + TILE)
-        mean[rows] = _mean_rows(post_rows(residual[rows], y[rows], post[rows], comb[rows]).float())
-    return mean
+        out[rows] = _mean_rows(post_rows(residual[rows], y[rows], post[rows], comb[rows]).float())
 
 
 def post_head(
-    residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, weights: HeadWeights, *, with_mean: bool
-) -> tuple[Tensor, Tensor | None]:
-    """POST fused with HEAD and, `with_mean`, the stream mean: (head [N, H], mean [N, H] or None)."""
-    out = torch.empty_like(y)
-    mean = torch.empty_like(y) if with_mean else None
+    residual: Tensor,
+    y: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    weights: HeadWeights,
+    out: Tensor,
+    mean: Tensor | None = None,
+) -> None:
+    """POST fused with HEAD into `out` and, where given, the stream mean into `mean`: bf16 [N, H] both.
+
+    A tile is read whole before it is written, so `out` may be `y` at any number of tokens.
+    """
     for start in range(0, residual.shape[0], TILE):
         rows = slice(start, start + TILE)
         tile = post_rows(residual[rows], y[rows], post[rows], comb[rows]).float()
         out[rows] = _head_rows(tile, weights)
         if mean is not None:
             mean[rows] = _mean_rows(tile)
-    return out, mean
 
 
 def post_rows(residual: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:

@@ -38,6 +38,18 @@ def pending(n: int, hidden: int, seed: int = 0, hc: int = 4) -> tuple[torch.Tens
     return residual, y, 2 * torch.rand(n, hc, generator=gen), torch.rand(n, hc, hc, generator=gen)
 
 
+def mean_of(streams: torch.Tensor) -> torch.Tensor:
+    out = streams.new_empty(streams.shape[0], streams.shape[2])
+    mhc.stream_mean(streams, out)
+    return out
+
+
+def fused_head(state: tuple[torch.Tensor, ...], weights: mhc.HeadWeights) -> tuple[torch.Tensor, torch.Tensor]:
+    out, mean = torch.empty_like(state[1]), torch.empty_like(state[1])
+    mhc.post_head(*state, weights, out, mean)
+    return out, mean
+
+
 # --- float64, straight from the formulas -------------------------------------------------------
 
 
@@ -117,7 +129,7 @@ def test_head_and_mean_follow_the_formulas(n, hidden, seed):
     out = (g[:, :, None] * streams.double()).sum(1)
     assert ((mhc.head(streams, w).double() - out).abs() <= 2.0**-8 * out.abs() + 1e-5).all()
     mean = streams.double().mean(1)
-    assert ((mhc.stream_mean(streams).double() - mean).abs() <= 2.0**-8 * mean.abs() + 1e-6).all()
+    assert ((mean_of(streams).double() - mean).abs() <= 2.0**-8 * mean.abs() + 1e-6).all()
 
 
 # --- rows and paths -----------------------------------------------------------------------------
@@ -137,8 +149,8 @@ def test_a_row_has_the_same_bits_in_any_batch_and_either_path(n, start, threads,
         rows = slice(start, start + n)
         part = mhc.seam(*(t[rows].clone() for t in state), w)
         assert rows_equal(part, whole, rows)
-        head, mean = mhc.post_head(*(t[rows].clone() for t in state), head_weights(64, seed), with_mean=True)
-        whole_head, whole_mean = mhc.post_head(*state, head_weights(64, seed), with_mean=True)
+        head, mean = fused_head(tuple(t[rows].clone() for t in state), head_weights(64, seed))
+        whole_head, whole_mean = fused_head(state, head_weights(64, seed))
         assert torch.equal(head, whole_head[rows])
         assert torch.equal(mean, whole_mean[rows])
         first = mhc.pre(state[0][rows].clone(), w)
@@ -170,14 +182,21 @@ def test_reuse_is_bitwise_above_the_threshold_and_wrong_below(n, residual, layer
 def test_fused_final_is_bitwise(n):
     head, state = head_weights(64, n), pending(n, 64, n)
     streams = mhc.post_streams(*state)
-    out, mean = mhc.post_head(*state, head, with_mean=True)
+    out, mean = fused_head(state, head)
     assert torch.equal(out, mhc.head(streams, head))
-    assert mean is not None
-    assert torch.equal(mean, mhc.stream_mean(streams))
-    assert torch.equal(mhc.post_mean(*state), mhc.stream_mean(streams))
-    alone, none = mhc.post_head(*state, head, with_mean=False)
-    assert torch.equal(alone, out)
-    assert none is None
+    assert torch.equal(mean, mean_of(streams))
+    alone = torch.empty_like(state[1])
+    mhc.post_mean(*state, alone)
+    assert torch.equal(alone, mean)
+
+
+@pytest.mark.parametrize("n", TOKEN_COUNTS)
+def test_the_head_may_take_the_place_of_y(n):
+    head, state = head_weights(64, n), pending(n, 64, n)
+    out, _ = fused_head(state, head)
+    residual, y, post, comb = (t.clone() for t in state)
+    mhc.post_head(residual, y, post, comb, head, y)
+    assert torch.equal(y, out)
 
 
 def test_mean_of_unrounded_streams_is_another_number():
@@ -185,7 +204,9 @@ def test_mean_of_unrounded_streams_is_another_number():
     residual, y, post, comb = pending(1000, 64, 5)
     streams = post_64(residual, y, post, comb)
     one_pass = streams.mean(1)
-    rounded = mhc.post_mean(residual, y, post, comb).double()
+    aux = torch.empty_like(y)
+    mhc.post_mean(residual, y, post, comb, aux)
+    rounded = aux.double()
     assert not torch.equal(one_pass.bfloat16(), rounded.bfloat16())
     bound = 2.0**-8 * (streams.abs().mean(1) + one_pass.abs())
     assert ((one_pass - rounded).abs() <= bound).all()

@@ -12,6 +12,8 @@ from impl.ops.norm import rms_norm, rms_norm_
 from impl.ops.rope import RopeTable, conjugate_rows, frequencies, rotate_
 from impl.ops.workspace import Workspace
 
+EPS = torch.tensor([1e-6])
+
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
@@ -25,7 +27,7 @@ def test_norm_in_place_is_the_formula(n, heads, d, weighted):
     wanted = doubled / torch.sqrt((doubled**2).mean(-1, keepdim=True) + 1e-6)
     if weight is not None:
         wanted *= weight.double()
-    got = rms_norm_(x, 1e-6, Workspace(), weight)
+    got = rms_norm_(x, EPS, Workspace(), weight)
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-6)
     assert got is x or got.data_ptr() == x.data_ptr()
 
@@ -41,7 +43,7 @@ def test_norm_of_bf16_rounds_once():
 
 
 def test_eps_counts():
-    assert rms_norm_(torch.full((1, 4), 1e-3), 1e-6, Workspace())[0, 0].item() == pytest.approx(2**-0.5, rel=1e-5)
+    assert rms_norm_(torch.full((1, 4), 1e-3), EPS, Workspace())[0, 0].item() == pytest.approx(2**-0.5, rel=1e-5)
 
 
 @pytest.mark.parametrize("dims", [PICO, MICRO, FLASH], ids=lambda d: d.name)
@@ -99,5 +101,5 @@ def test_a_rotated_and_normed_row_has_the_same_bits_in_any_batch(n, row):
     row %= n
     rows = RopeTable(PICO, 4).rows[torch.arange(n) * 7 % 2048]
     x = random(n, 4, 32, seed=n)
-    alone = rotate_(rms_norm_(x[row : row + 1].clone(), 1e-6, Workspace()), rows[row : row + 1])
-    assert torch.equal(rotate_(rms_norm_(x, 1e-6, Workspace()), rows)[row : row + 1], alone)
+    alone = rotate_(rms_norm_(x[row : row + 1].clone(), EPS, Workspace()), rows[row : row + 1])
+    assert torch.equal(rotate_(rms_norm_(x, EPS, Workspace()), rows)[row : row + 1], alone)

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -39,7 +41,7 @@ def test_growing_keeps_what_was_handed_out_and_locking_holds_the_same_requests(r
     with workspace.scope():
         again = [workspace.empty((n,), dtype) for n, dtype in requests]
         spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in again)
-        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
         assert all(workspace.owns(t) for t in again)
 
 
