@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from impl.dims import SHAPES
+from impl.dims import SHAPES, Dims
+from impl.model.weights import load_weights
 from impl.train.loop import Report, Settings, load_checkpoint, new_state, train
 
 TRAINABLE = tuple(name for name in SHAPES if name != "flash")
@@ -34,6 +35,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=int, default=1, help="multiplies the rows of every step (default 1; GPU: 16)")
     parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
+    parser.add_argument(
+        "--start-from", type=Path, metavar="WEIGHTS",
+        help="begin with these trained weights and the last third of the curriculum (use another --seed)",
+    )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="go on from DIR/checkpoint.pt, with the same options")
     return parser
 
@@ -53,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.out or Path("build") / f"train-{dims.name}"
     settings = Settings(
         steps=args.steps, minutes=None if args.steps else args.minutes or 20.0, seed=args.seed,
-        scale=args.scale, learning_rate=args.learning_rate,
+        scale=args.scale, learning_rate=args.learning_rate, curriculum_from=0.7 if args.start_from else 0.0,
     )  # fmt: skip
     try:
         if args.resume:
@@ -61,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif (out / "checkpoint.pt").exists():
             raise ValueError(f"{out} already holds a run: add --resume, or choose another --out")
         else:
-            state = new_state(dims, settings, args.device)
+            state = new_state(dims, settings, args.device, starting_weights(args.start_from, dims))
         with progress_bar() as bar:
             task = bar.add_task(dims.name, total=1.0, detail="")
             train(state, dims, settings, out, lambda r: bar.update(task, completed=r.progress, detail=detail(r)))
@@ -73,6 +78,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     print(out / f"{dims.name}.safetensors")
     return 0
+
+
+def starting_weights(path: Path | None, dims: Dims) -> dict[str, torch.Tensor] | None:
+    if path is None:
+        return None
+    weights, saved = load_weights(path)
+    if saved != dims:
+        raise ValueError(f"{path} holds {saved.name} weights of another shape: --dims {dims.name} cannot start from it")
+    return weights
 
 
 def progress_bar() -> Progress:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from impl.dims import Dims
-from impl.model.weights import load_weights
+from impl.model.weights import load_weights, save_weights
 from impl.train import loop
 from impl.train.__main__ import main
 from impl.train.loop import Settings
@@ -109,3 +109,19 @@ def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "checkpoint.pt").write_bytes(b"x")
     assert main(["--steps", "1", "--out", str(tmp_path)]) == 2
     assert "add --resume" in capsys.readouterr().err
+
+
+def test_start_from_trained_weights_skips_the_easy_part(tiny: Dims, tmp_path: Path) -> None:
+    first = run(tiny, Settings(steps=1), tmp_path / "first")
+    settings = Settings(steps=1, seed=1, curriculum_from=0.7)
+    state = loop.new_state(tiny, settings, "cpu", first)
+    assert torch.equal(state.weights["lm_head"], first["lm_head"])
+    assert set(loop.train_step(state, tiny, settings).answer_loss) == {"arithmetic", "mixed", "recall"}
+
+
+def test_start_from_another_shape(tiny: Dims, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_weights(tmp_path / "tiny.safetensors", loop.initial_weights(tiny, 0), tiny)
+    start = str(tmp_path / "tiny.safetensors")
+    assert main(["--steps", "1", "--start-from", start, "--out", str(tmp_path / "run")]) == 2
+    assert "cannot start from it" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
