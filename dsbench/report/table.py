@@ -15,6 +15,8 @@ from dsbench.records import Arm, ExperimentVerdict, Plan, Verdict
 PIPE_WIDTH = 200
 """Columns when the output is no terminal: no figure is cut."""
 
+UNKNOWN = "unknown on this platform"
+
 STYLES = {
     "improved": "green",
     "equivalent": "green",
@@ -28,25 +30,31 @@ STYLES = {
 def print_report(plan: Plan, verdict: ExperimentVerdict, console: Console | None = None) -> None:
     """Head, one table an arm, footnotes, void reasons, and the sentence."""
     console = console or _console()
-    console.print(_head(plan), style="bold", soft_wrap=True)
     footnotes = _footnotes(verdict.rows)
+
+    def line(text: str, style: str = "") -> None:
+        console.print(Text(text, style=style), soft_wrap=True)
+
+    line(_head(plan), "bold")
     for arm in plan.arms[1:]:
         rows = [row for row in verdict.rows if row.arm == arm.name]
-        console.print()
-        console.print(f"{_arm_line(plan, arm)}", soft_wrap=True)
+        line("")
+        line(_arm_line(plan, arm))
         console.print(_table(rows, footnotes))
-    for line in _additivity_lines(verdict):
-        console.print(line, soft_wrap=True)
-    for note, number in footnotes.items():
-        console.print(f"  [{number}] {note}", soft_wrap=True, markup=False)
+        for told in (*_expected_lines(rows), *_interval_lines(rows), *_power_lines(rows)):
+            line(f"  {told}")
+    for told in _additivity_lines(verdict):
+        line(f"  {told}")
+    for note, mark in footnotes.items():
+        line(f"  [{mark}] {note}")
     for note in verdict.notes:
-        console.print(f"  note: {note}", soft_wrap=True, markup=False)
+        line(f"  note: {note}")
     for reason in verdict.void:
         where = f" in boot{'s' if len(reason.boots) > 1 else ''} {_ranges(reason.boots)}" if reason.boots else ""
-        console.print(f"  void, {reason.code}{where}: {reason.text}", soft_wrap=True, markup=False, style="magenta")
-        console.print(f"    mend: {reason.mend}", soft_wrap=True, markup=False)
-    console.print()
-    console.print(Text(verdict.sentence, style=STYLES[verdict.word]), soft_wrap=True)
+        line(f"  void, {reason.code}{where}: {reason.text}", STYLES["void"])
+        line(f"    mend: {reason.mend}")
+    line("")
+    line(verdict.sentence, STYLES[verdict.word])
 
 
 def _console() -> Console:
@@ -71,85 +79,97 @@ def _arm_line(plan: Plan, arm: Arm) -> str:
 
 
 def _table(rows: Sequence[Verdict], footnotes: dict[str, int]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name, justify in (
-        ("metric", "left"),
-        ("baseline -> candidate", "right"),
-        ("difference", "right"),
-        ("how judged", "left"),
-        ("verdict", "left"),
-        ("", "left"),
-    ):
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1), collapse_padding=True)
+    # A narrow terminal folds cells; no figure and no word is ever cut.
+    table.add_column("metric", overflow="fold")
+    table.add_column("baseline -> candidate", justify="right", overflow="fold")
+    table.add_column("difference", justify="right", overflow="fold")
+    table.add_column("judged", overflow="fold")
+    table.add_column("verdict", overflow="fold")
+    table.add_column("", overflow="fold")
     for row in rows:
         marks = "".join(f"[{footnotes[note]}]" for note in row.notes)
+        role = "" if row.role == "shown" else row.role.split()[0]
         table.add_row(
             row.metric if row.rank is None else f"{row.metric} rank {row.rank}",
             change(row),
             difference(row),
             how(row),
             Text(verdict_words(row), style=STYLES[row.word]),
-            Text(" ".join(part for part in ("" if row.role == "shown" else row.role, marks) if part)),
+            Text(f"{role} {marks}".strip()),
         )
     return table
 
 
 def change(row: Verdict) -> str:
-    """`1,234 -> 1,202 B`."""
+    """`1,234 -> 1,202`; a sample carries its unit, since its difference is a percentage."""
     if row.baseline is None and row.candidate is None:
-        return "unknown" if "unknown on this platform" in row.notes else "-"
-    if row.kind == "item":
-        return f"{number(row.baseline)} -> {number(row.candidate)}"
-    return f"{number(row.baseline)} -> {number(row.candidate)} {row.unit}"
+        return "unknown" if UNKNOWN in row.notes else "-"
+    unit = f" {row.unit}" if row.kind == "sample" else ""
+    return f"{number(row.baseline)} -> {number(row.candidate)}{unit}"
 
 
 def difference(row: Verdict) -> str:
     """`-32,768 B` for what is compared exactly, `+0.1 % [-0.9 %, +1.0 %]` for samples."""
     if row.delta is None:
         return "-"
-    if row.kind == "exact":
-        return f"{signed(row.delta)} {row.unit}" if row.delta else "0"
-    if row.kind == "item" or row.relative is None or row.interval_of == "difference":
-        unit = "" if row.kind == "item" else f" {row.unit}"
+    if row.kind != "sample":
+        unit = f" {row.unit}" if row.kind == "exact" else ""
         span = f" [{signed(row.interval[0])}, {signed(row.interval[1])}]" if row.interval else ""
         return (f"{signed(row.delta)}{unit}" if row.delta else "0") + span
-    span = f" [{row.interval[0]:+.1%}, {row.interval[1]:+.1%}]" if row.interval else ""
-    return f"{row.relative:+.1%}{span}".replace("%", " %")
+    if row.interval_of == "difference" or row.relative is None:
+        span = f" [{signed(row.interval[0])}, {signed(row.interval[1])}]" if row.interval else ""
+        return f"{signed(row.delta)} {row.unit}{span}"
+    span = f" [{percent(row.interval[0])}, {percent(row.interval[1])}]" if row.interval else ""
+    return percent(row.relative) + span
 
 
 def how(row: Verdict) -> str:
-    """`exact, n=5+5, expected -32,768 B`, or the named test with its n, p and confidence."""
-    if row.word == "not-run":
+    """`(exact, n=5+5)`; for samples and items the pairs, and p where a test could fire."""
+    if row.word == "not-run" or (row.baseline is None and row.delta is None and not row.n_baseline):
         return ""
     if row.kind == "exact":
-        parts = ["exact", f"n={row.n_baseline}+{row.n_candidate}"]
-        if row.expected is not None:
-            parts.append(f"expected {row.expected:+,} {row.unit}")
-        return ", ".join(parts)
-    parts = [row.test, f"{row.n_baseline} items"] if row.kind == "item" else ["sign-flip", f"n={row.blocks} blocks"]
+        return f"(exact, n={row.n_baseline}+{row.n_candidate})"
+    parts = [f"n={row.blocks} pairs" if row.kind == "sample" else f"{row.n_baseline} items"]
     if row.p is not None:
-        parts.append(f"p={row.p:.3g}")
-    if row.confidence is not None:
-        parts.append(f"{row.confidence:.1%}".replace("%", " %"))
-    return ", ".join(part for part in parts if part)
+        parts.append(f"p={row.p:.2g}")
+    return f"({', '.join(parts)})"
 
 
 def verdict_words(row: Verdict) -> str:
-    """The word, with the margin it holds within or the blocks it would take."""
-    if row.kind == "sample" and row.word == "equivalent":
-        return (
-            f"equivalent within {row.margin:.3g}"
-            if row.interval_of != "relative"
-            else f"equivalent within {row.margin * 100:g} %"
-        )
-    if row.kind == "sample" and row.word == "inconclusive":
-        parts = []
-        if row.smallest_effect is not None:
-            parts.append(f"sees {row.smallest_effect:.1%}".replace("%", " %"))
-        if row.blocks_needed is not None and row.margin:
-            parts.append(f"{row.margin * 100:g} % needs {row.blocks_needed:,} blocks")
-        return "inconclusive" + (f": {', '.join(parts)}" if parts else "")
+    """The word, with the margin that an equivalence holds within."""
+    if row.word == "equivalent" and row.margin:
+        return f"equivalent within {row.margin * 100:g} %"
     return row.word
+
+
+def _expected_lines(rows: Sequence[Verdict]) -> list[str]:
+    return [
+        f"{row.metric}: expected {row.expected:+,} {row.unit}, measured {signed(row.delta)} {row.unit}"
+        for row in rows
+        if row.expected is not None and row.delta is not None
+    ]
+
+
+def _interval_lines(rows: Sequence[Verdict]) -> list[str]:
+    """What the brackets are: test and confidence attained, once each."""
+    kinds = dict.fromkeys((row.test, row.confidence) for row in rows if row.confidence is not None)
+    return [f"[low, high]: {confidence * 100:.1f} % interval, {test}" for test, confidence in kinds if confidence]
+
+
+def _power_lines(rows: Sequence[Verdict]) -> list[str]:
+    """What the open samples could have seen, and what they need."""
+    open_rows = [row for row in rows if row.kind == "sample" and row.word == "inconclusive" and row.margin]
+    sees = [f"{row.metric} {row.smallest_effect * 100:.1f} %" for row in open_rows if row.smallest_effect is not None]
+    needs = [f"{row.metric} {row.blocks_needed:,}" for row in open_rows if row.blocks_needed is not None]
+    lines = [f"smallest change seen with 80 % power at this n: {', '.join(sees)}"] if sees else []
+    if needs:
+        lines.append(f"blocks to see {open_rows[0].margin * 100:g} % with 80 % power: {', '.join(needs)}")
+    return lines
+
+
+def percent(fraction: float) -> str:
+    return f"{fraction * 100:+.1f} %"
 
 
 def number(value: float | None) -> str:
@@ -178,7 +198,7 @@ def _additivity_lines(verdict: ExperimentVerdict) -> list[str]:
             if entry.difference == 0
             else f"not additive by {signed(entry.difference)} {entry.unit}"
         )
-        lines.append(f"  all together {entry.metric} {signed(entry.together)} {entry.unit} = {parts}: {answer}")
+        lines.append(f"all together {entry.metric} {signed(entry.together)} {entry.unit} = {parts}: {answer}")
     return lines
 
 

@@ -1,0 +1,95 @@
+"""Golden output: an experiment's print is compared as a whole with the file beside this test.
+
+After a wanted change run `UPDATE_GOLDEN=1 pytest tests/dsbench/report` and read the difference.
+"""
+
+import io
+import math
+import os
+import random
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dsbench.judge import judge
+from dsbench.records import Markers
+from dsbench.report.table import print_report
+from dsbench.suite import load_suite
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def printed(plan, records, width=160):
+    out = io.StringIO()
+    print_report(plan, judge(plan, records), Console(file=out, width=width, highlight=False))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def same_as(name, text):
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def noisy(boot, metric):
+    """Speeds with boot-to-boot noise of 0.3 % (prefill) and 6 % (decode), unknown non-torch bytes."""
+    rng = random.Random(f"{boot.number} {metric}")
+    if metric == "kv.non_torch_bytes":
+        return "unknown"
+    if "tps" in metric:
+        return 300 * math.exp(rng.gauss(0, 0.003 if "prefill" in metric else 0.06))
+    return None
+
+
+def test_improved(make_plan, make_records):
+    plan = make_plan(suite=load_suite("quick"))
+    same_as("improved.txt", printed(plan, make_records(plan, noisy)))
+
+
+def test_additive(make_plan, make_records):
+    plan = make_plan("mhc_residual_reuse", "mhc_input_reuse", suite=load_suite("kv"))
+    same_as("additive.txt", printed(plan, make_records(plan)))
+
+
+def test_void(make_plan, make_records):
+    plan = make_plan("mhc_final_fused", suite=load_suite("kv"))
+    reasons = {"mhc_final_fused": {"pipeline parallel": 4}}
+    records = [
+        record.model_copy(update={"taken": record.taken | {"mhc_final_fused": 0}, "refused": reasons})
+        if isinstance(record, Markers) and "mhc_final_fused" in record.taken
+        else record
+        for record in make_records(plan)
+    ]
+    same_as("void.txt", printed(plan, records))
+
+
+def test_regressed(make_plan, make_records):
+    def values(boot, metric):
+        if boot.arm == "baseline":
+            return None
+        if metric == "identity.tokens":
+            return {item: [1, 2 + (item == "c")] for item in "abcd"}
+        if metric == "kv.workspace_bytes":
+            return 1_000_000 + boot.number
+        return 80.0 + boot.number / 100 if metric == "decode.tps.c1" else None
+
+    plan = make_plan(blocks=6)
+    same_as("regressed.txt", printed(plan, make_records(plan, values)))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 130])
+def test_a_narrow_terminal_folds_and_cuts_nothing(make_plan, make_records, width):
+    plan = make_plan(suite=load_suite("quick"))
+    text = printed(plan, make_records(plan, noisy), width)
+    assert "…" not in text
+    table = [line for line in text.splitlines() if line.startswith(("kv.", "decode", "prefill"))]
+    assert table
+    assert max(map(len, table)) <= width
+
+
+def test_no_colour_codes_when_piped(make_plan, make_records):
+    plan = make_plan()
+    assert "\x1b" not in printed(plan, make_records(plan))
