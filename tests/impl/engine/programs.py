@@ -1,13 +1,15 @@
-"""Random small programs of tensor operations over persistent buffers, the same in eager and in a tape."""
+"""Random small programs of tensor operations over persistent buffers, and how captures are compared with eager."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
+
+from impl.engine.tape import same_bits
 
 N = 6
 """Every float tensor of a program is [N, N], every index tensor int64 [N] with values below N."""
@@ -143,3 +145,15 @@ def run_program(program: Program, buffers: Buffers) -> list[Tensor]:
         results.append(result)
         buffers.index.add_(1).remainder_(N)
     return results[-3:] + results[:-3:4]
+
+
+def chain(x: Tensor, length: int = 8) -> Tensor:
+    """Temporaries of which two live at a time."""
+    for i in range(length):
+        x = x * (i + 1.5)
+    return x
+
+
+def assert_same(got: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    for index, (ours, reference) in enumerate(zip(got, expected, strict=True)):
+        assert same_bits(ours, reference), f"result {index}"
