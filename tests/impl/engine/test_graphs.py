@@ -15,7 +15,6 @@ from tests.impl.engine.programs import assert_same, chain
 from tests.impl.ops.test_mhc import pending, seam_weights
 
 HIDDEN = 64
-MEMORY_TOGGLES = "mtp_hidden_skip,mhc_final_fused,mhc_residual_reuse,mhc_input_reuse"
 
 
 # --- the pool, and the stale handoff -----------------------------------------------------------
