@@ -125,7 +125,7 @@ class Attention:
             for start in range(0, n, self.tile):
                 part = slice(start, min(start + self.tile, n))
                 with workspace.scope():
-                    self._attend(projected, step, pages, part, y[part], workspace)
+                    self._attend(projected, step, pages, part, _rows(y, part), workspace)
             return y
 
     def _project(self, x_cell: list[Tensor], step: Step, pages: LayerPages, workspace: Workspace) -> Projected:
@@ -149,7 +149,7 @@ class Attention:
             for start in range(0, n, TILE):
                 part = slice(start, min(start + TILE, n))
                 with workspace.scope():
-                    self._project_tile(x, step, pages, part, latents[part], out, workspace)
+                    self._project_tile(x, step, pages, part, _rows(latents, part), out, workspace)
             del x
             if emission is not None:
                 assert pages.state is not None
@@ -179,7 +179,7 @@ class Attention:
     ) -> None:  # fmt: skip
         """One tile's queries into `out`, its latents before their norm, and its compressor states into the pages."""
         dims, n = self.dims, part.stop - part.start
-        from_x = linear(fp32_rows(x[part], workspace), self.w_input, workspace)
+        from_x = linear(fp32_rows(_rows(x, part), workspace), self.w_input, workspace)
         low_rank = from_x[:, : dims.q_lora_rank]
         latents.copy_(from_x[:n, dims.q_lora_rank : dims.q_lora_rank + dims.head_dim])
         if self.ratio:
@@ -188,13 +188,18 @@ class Attention:
         from_low = linear(low_rank, self.w_query, workspace)[:n]
         width = self.heads * dims.head_dim
         q = rms_norm_(from_low[:, :width].unflatten(1, (self.heads, -1)), self.eps, workspace)
-        out.q[part].copy_(rotate_(q, out.rope[part]))
+        _rows(out.q, part).copy_(rotate_(q, _rows(out.rope, part)))
         if out.index_codes is not None and out.index_weight is not None:
             query = from_low[:, width : width + self.index_heads * dims.index_dim].unflatten(1, (self.index_heads, -1))
-            rotate_(query, self._index_rope(step.positions[part], out.rope[part], workspace))
+            rotate_(query, self._index_rope(_rows(step.positions, part), _rows(out.rope, part), workspace))
             head_weight = from_x[:n, self.head_weight_column : self.head_weight_column + self.index_heads]
             indexer.quantize_query(
-                query, head_weight, dims.index_heads, out.index_codes[part], out.index_weight[part], workspace
+                query,
+                head_weight,
+                dims.index_heads,
+                _rows(out.index_codes, part),
+                _rows(out.index_weight, part),
+                workspace,
             )
 
     def _index_rope(self, positions: Tensor, rope: Tensor, workspace: Workspace) -> Tensor:
@@ -208,14 +213,15 @@ class Attention:
         """Add the position's offsets to the scores of [kv | score] rows and store them."""
         with workspace.scope():
             phase = workspace.empty((rows.shape[0],), torch.int64)
-            torch.remainder(step.positions[part], self.ratio, out=phase)
+            torch.remainder(_rows(step.positions, part), self.ratio, out=phase)
             offsets = workspace.empty((rows.shape[0], sum(self.state_columns)), torch.float32)
             torch.index_select(self.score_offsets, 0, phase, out=offsets)
             states = offsets.add_(rows[:, : offsets.shape[1]])
-            slots = step.state_slots[self.ratio][part]
+            slots, per_page = _rows(step.state_slots[self.ratio], part), self.states_per_page
+            blocks = packed_kv.blocks_of(slots, per_page, workspace)
             for cache, own in zip((pages.state, pages.index_state), states.split(self.state_columns, 1), strict=False):
                 assert cache is not None
-                packed_kv.store_rows(cache, slots, self.states_per_page, own, workspace)
+                packed_kv.store_rows(cache, slots, blocks, per_page, own, workspace)
 
     def _store_keys(self, step: Step, pages: LayerPages, workspace: Workspace) -> None:
         """Make and store the indexer keys of the entries this step completes."""
@@ -241,14 +247,14 @@ class Attention:
         """Attention and output projection of the tokens `part`, into `y`."""
         dims, n = self.dims, part.stop - part.start
         hidden = workspace.empty((n, self.columns), torch.bool).fill_(True)
-        torch.logical_not(step.window_valid[part], out=hidden[:, : dims.window])
+        torch.logical_not(_rows(step.window_valid, part), out=hidden[:, : dims.window])
         o = workspace.empty((n, self.heads, dims.head_dim), torch.float32)
         with workspace.scope():
             states = workspace.empty((n, self.columns, dims.head_dim), torch.float32)
             with workspace.scope():
                 self._gather(projected, step, pages, part, states, hidden, workspace)
-            sink_attention(projected.q[part], states, hidden, self.sink, o, workspace)
-        rotate_(o, conjugate_rows(projected.rope[part], workspace))
+            sink_attention(_rows(projected.q, part), states, hidden, self.sink, o, workspace)
+        rotate_(o, conjugate_rows(_rows(projected.rope, part), workspace))
         rounded = workspace.empty((n, dims.n_heads, dims.head_dim), torch.bfloat16).copy_(o[:, : dims.n_heads])
         low = grouped_linear(rounded.view(n, dims.o_groups, -1), self.wo_a, workspace)
         y.copy_(linear(low, self.wo_b, workspace)[:n])
@@ -262,7 +268,7 @@ class Attention:
         count = n * (window + self.selected)
         data = workspace.empty((count, self.layout.data_bytes), torch.uint8)
         scales = workspace.empty((count, self.layout.scale_bytes), torch.uint8)
-        slots = step.window_slots[pages.swa_group][part].reshape(-1)
+        slots = _rows(step.window_slots[pages.swa_group], part).reshape(-1)
         blocks = packed_kv.blocks_of(slots, self.window_packing.per_page, workspace)
         first = n * window
         packed_kv.gather(pages.swa, slots, blocks, self.window_packing, data[:first], scales[:first], workspace)
@@ -284,20 +290,20 @@ class Attention:
         n, per_page = hidden.shape[0], self.entry_packing.per_page
         table = step.block_tables["full"]
         of_token = workspace.empty((n, table.shape[1]), torch.int64)
-        torch.index_select(table, 0, step.request_rows[part], out=of_token)
+        torch.index_select(table, 0, _rows(step.request_rows, part), out=of_token)
         local = workspace.empty((n, self.selected), torch.int64)
         if self.ratio == 4:
             self._select(projected, step, pages, part, of_token, local, workspace)
         else:
             row = workspace.empty(local.shape, torch.int32)
-            indexer.first_entries(self.entries, step.visible[self.ratio][part], row, workspace)
+            indexer.first_entries(self.entries, _rows(step.visible[self.ratio], part), row, workspace)
             local.copy_(row)
         torch.lt(local, 0, out=hidden)
         page = workspace.empty(local.shape, torch.int64)
         torch.floor_divide(local.clamp_min_(0), per_page, out=page)
         local.sub_(page, alpha=per_page)
         blocks = workspace.empty(local.shape, torch.int64)
-        torch.gather(of_token, 1, page.clamp_max_(table.shape[1] - 1), out=blocks)
+        torch.gather(of_token, 1, page, out=blocks)
         return local.add_(blocks, alpha=per_page).view(-1), blocks.view(-1)
 
     def _select(
@@ -307,7 +313,7 @@ class Attention:
         """The indexer's choice for each token, int64 [n, topk]; all visible entries where they fit."""
         n, topk = out.shape
         per_page = self.key_packing.per_page
-        visible = step.visible[4][part]
+        visible = _rows(step.visible[4], part)
         reach = of_token.shape[1] * per_page
         if step.max_position is not None:
             reach = min(reach, (step.max_position + 1) // 4)
@@ -324,13 +330,18 @@ class Attention:
                 blocks = workspace.empty((n, width // per_page), torch.int64).zero_()
                 blocks[:, : of_token.shape[1]].copy_(of_token)
             query = workspace.empty((n, self.index_heads, self.dims.index_dim), torch.float32)
-            query.copy_(projected.index_codes[part].view(torch.float8_e4m3fn))
+            query.copy_(_rows(projected.index_codes, part).view(torch.float8_e4m3fn))
             scores = workspace.empty((n, width), torch.float32)
             for first in range(0, width, self.chunk):
                 columns = slice(first, first + self.chunk)
                 indexer.score_chunk(
-                    query, projected.index_weight[part], pages.index_keys,
+                    query, _rows(projected.index_weight, part), pages.index_keys,
                     blocks[:, first // per_page : columns.stop // per_page], self.key_packing, scores[:, columns],
                     workspace,
                 )  # fmt: skip
             indexer.top_entries(scores, self.entries[:width], visible, out, workspace)
+
+
+def _rows(tensor: Tensor, part: slice) -> Tensor:
+    """`tensor[part]`, without a new view where that is all of it."""
+    return tensor if part.stop - part.start == tensor.shape[0] else tensor[part]

@@ -15,14 +15,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * inverse).mul_(weight).to(x.dtype)
 
 
-def rms_norm_(x: Tensor, eps: float, workspace: Workspace, weight: Tensor | None = None) -> Tensor:
+def rms_norm_(x: Tensor, eps: Tensor, workspace: Workspace, weight: Tensor | None = None) -> Tensor:
     """Divide each vector along the last dim by sqrt(mean of squares + eps), in place, then times `weight` if given.
 
-    x: fp32 [..., D], may be strided. weight: fp32 [D].
+    x: fp32 [..., D], may be strided. eps: fp32 [1]. weight: fp32 [D].
     """
     with workspace.scope():
         inverse = workspace.empty(x.shape[:-1], torch.float32)
         torch.linalg.vector_norm(x, dim=-1, out=inverse)
-        inverse.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        x.mul_(inverse.unsqueeze(-1))
+        torch.addcmul(eps, inverse, inverse, value=1 / x.shape[-1], out=inverse)
+        x.mul_(inverse.rsqrt_().unsqueeze(-1))
     return x if weight is None else x.mul_(weight)

@@ -127,9 +127,10 @@ def quantize_(x: Tensor, scale: Tensor, codes: Tensor) -> None:
     codes: uint8 of x's shape, out (may be strided).
     """
     torch.linalg.vector_norm(x, float("inf"), dim=-1, out=scale)
-    # Adding the largest mantissa carries into the exponent unless the mantissa is 0: an exact ceil(log2).
-    bits = scale.clamp_min_(SMALLEST_ABSMAX).div_(E4M3_MAX).view(torch.int32)
-    bits.add_(0x007FFFFF).bitwise_and_(0x7F800000)
+    # 448 = 1.75 * 2^8. An absmax 1.m * 2^k needs 2^(k-8), or twice that where 1.m > 1.75: then the sum of the mantissas
+    # carries into the exponent, and ceil(log2) is exact.
+    bits = scale.clamp_min_(SMALLEST_ABSMAX).view(torch.int32)
+    bits.add_(0x001FFFFF - (8 << 23)).bitwise_and_(0x7F800000)
     codes.view(torch.float8_e4m3fn).copy_(x.div_(scale.unsqueeze(-1)).clamp_(-E4M3_MAX, E4M3_MAX))
 
 
@@ -214,13 +215,14 @@ def unpack_states(data: Tensor, scales: Tensor, layout: StateLayout, out: list[T
                 part[..., columns].unflatten(-1, (-1, width)).mul_(here[:, :, groups])
 
 
-def store_rows(pages: Tensor, slots: Tensor, per_page: int, values: Tensor, workspace: Workspace) -> None:
-    """Write fp32 rows [M, K] (may be strided) into byte pages at int64 `slots` [M]."""
+def store_rows(
+    pages: Tensor, slots: Tensor, blocks: Tensor, per_page: int, values: Tensor, workspace: Workspace
+) -> None:
+    """Write fp32 rows [M, K] (may be strided) into byte pages at int64 `slots` [M], of blocks `slots // per_page`."""
     source = values.view(torch.uint8)
     rows = PageRows(per_page, source.shape[1])
     with workspace.scope():
-        index = rows.index(slots, blocks_of(slots, per_page, workspace), pages.shape[1], workspace)
-        rows.table(pages).index_copy_(0, index, source)
+        rows.table(pages).index_copy_(0, rows.index(slots, blocks, pages.shape[1], workspace), source)
 
 
 def gather_rows(pages: Tensor, slots: Tensor, per_page: int, out: Tensor, workspace: Workspace) -> Tensor:

@@ -16,7 +16,7 @@ from impl.ops.workspace import Workspace
 def state_pages(rows: torch.Tensor, per_page: int, slots: torch.Tensor, spare: int) -> torch.Tensor:
     n_blocks = int(slots.max()) // per_page + 1
     pages = torch.zeros(n_blocks, per_page * rows.shape[1] * 4 + spare, dtype=torch.uint8)
-    store_rows(pages, slots, per_page, rows, Workspace())
+    store_rows(pages, slots, slots // per_page, per_page, rows, Workspace())
     return pages
 
 

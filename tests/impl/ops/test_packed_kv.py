@@ -181,7 +181,7 @@ def test_fp32_rows_survive_pages_of_bytes_exactly(width, per_page, spare, n):
     values = torch.randn(n, width + 2, generator=gen)[:, 1:-1]
     slots = per_page + torch.randperm((len(pages) - 1) * per_page, generator=gen)[:n]
     workspace = Workspace()
-    store_rows(pages, slots, per_page, values, workspace)
+    store_rows(pages, slots, slots // per_page, per_page, values, workspace)
     assert torch.equal(gather_rows(pages, slots.flip(0), per_page, torch.empty(n, width), workspace), values.flip(0))
     assert not pages[0].any()
     last = slots[-1].item()
