@@ -40,10 +40,11 @@ class Arrival:
     n_out: int
 
 
-ARRIVALS = st.lists(
-    st.builds(Arrival, step=st.integers(0, 30), n_prompt=st.integers(1, 120), n_out=st.integers(1, 12)),
-    min_size=1,
-    max_size=9,
+LONG_PROMPTS = st.builds(Arrival, step=st.integers(0, 30), n_prompt=st.integers(1, 120), n_out=st.integers(1, 12))
+# They start small and grow together, until the pool is too small for all.
+LONG_OUTPUTS = st.builds(Arrival, step=st.integers(0, 5), n_prompt=st.integers(1, 4), n_out=st.integers(20, 60))
+ARRIVALS = st.one_of(
+    st.lists(LONG_PROMPTS | LONG_OUTPUTS, min_size=1, max_size=9), st.lists(LONG_OUTPUTS, min_size=4, max_size=9)
 )
 
 
