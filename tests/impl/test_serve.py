@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
+from impl.dims import PICO
+from impl.model.weights import random_weights, save_weights
 from impl.serve import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -417,6 +420,24 @@ def test_settings_that_cannot_work_are_one_line_and_exit_2(
     (line,) = capsys.readouterr().err.splitlines()
     assert text in line
     assert not {"kv_profile.rank0.json", "ready.json"} & {path.name for path in tmp_path.iterdir()}
+
+
+def test_widths_that_the_weights_lack_are_refused_before_anything_is_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    boot, weights = tmp_path / "boot", tmp_path / "pico.safetensors"
+    boot.mkdir()
+    save_weights(weights, random_weights(PICO), PICO)
+    monkeypatch.setenv("DSBENCH_BOOT_DIR", str(boot))
+    monkeypatch.delenv("DSBENCH_TOGGLES", raising=False)
+    assert main(["--weights", str(weights), "--hidden-size", "128", "--until", "profile"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "hidden_size is 128, but the weights pico.safetensors have 64: use --load-format dummy" in line
+    assert not list(boot.iterdir())
+    assert main(["--weights", str(weights), "--max-num-batched-tokens", "40", "--until", "profile"]) == 0
+    conditions = json.loads((boot / "conditions.rank0.json").read_text())
+    assert conditions["weights"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert conditions["max_num_batched_tokens"] == 40
 
 
 def test_a_boot_that_fails_behind_the_port_is_one_line_and_exit_2(tmp_path: Path) -> None:
