@@ -37,7 +37,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
     parser.add_argument(
         "--start-from", type=Path, metavar="WEIGHTS",
-        help="begin with these trained weights and the last third of the curriculum (use another --seed)",
+        help="refine these trained weights, behind the curriculum (use another --seed)",
     )  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="go on from DIR/checkpoint.pt, with the same options")
     return parser
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.out or Path("build") / f"train-{dims.name}"
     settings = Settings(
         steps=args.steps, minutes=None if args.steps else args.minutes or 20.0, seed=args.seed,
-        scale=args.scale, learning_rate=args.learning_rate, curriculum_from=0.7 if args.start_from else 0.0,
+        scale=args.scale, learning_rate=args.learning_rate, refine=args.start_from is not None,
     )  # fmt: skip
     try:
         if args.resume:

@@ -276,15 +276,20 @@ def recall(rng: random.Random, progress: float, scale: int) -> Batch:
     characters = int(rng.uniform(40, longest)) if rng.random() < 0.7 else int(longest)
     if characters <= 60:
         return pack(lambda: small_lookup(rng), 8 * scale, 128)
+    return lookups(rng, characters, 1024 * scale)
+
+
+def lookups(rng: random.Random, characters: int, tokens: int) -> Batch:
     # The context with its last line, fourteen queries of seven characters, bos and eos.
     length = -(-(characters + 30 + 7 * 14) // 32) * 32
-    return pack(lambda: lookup_document(rng, characters), max(1, 1024 // length) * scale, length)
+    return pack(lambda: lookup_document(rng, characters), max(1, tokens // length), length)
 
 
 def batches(seed: int, step: int, progress: float, scale: int = 1) -> dict[str, Batch]:
     """The batches of one step by name, the same for the same arguments.
 
-    `progress` (0..1) is the share of the run that is done; `scale` multiplies the number of rows (for a GPU).
+    `progress` is the share of the curriculum that is behind; 1, which no step of a first run has, asks for all sizes
+    of lookup alike. `scale` multiplies the number of rows (for a GPU).
     """
     rng = random.Random(f"{seed}/{step}")
     if progress < RECALL_ONLY:
@@ -292,8 +297,13 @@ def batches(seed: int, step: int, progress: float, scale: int = 1) -> dict[str, 
             "copying": pack(lambda: copied(rng, rng.randint(4, 24)), 8 * scale, 128),
             "recall": pack(lambda: small_lookup(rng), 8 * scale, 128),
         }
-    return {
+    work = {
         "arithmetic": pack(lambda: single_sum(rng), 28 * scale, 32),
         "mixed": pack(lambda: mixed(rng), 3 * scale, 256),
-        "recall": recall(rng, progress, scale),
+    }
+    if progress < 1.0:
+        return work | {"recall": recall(rng, progress, scale)}
+    return work | {
+        "near": lookups(rng, rng.randint(40, 120), 1024 * scale),
+        "far": lookups(rng, int(120 * (LONGEST_CONTEXT / 120) ** rng.random()), 1024 * scale),
     }

@@ -34,11 +34,11 @@ class Settings:
     clip_norm: float = 1.0
     index_weight: float = 0.3
     dense_until: float = 0.4
-    """Share of the curriculum in which indexed layers see every visible entry."""
+    """Share of the run in which indexed layers see every visible entry."""
     bias_rate: float = 1e-3
     """Step of the router biases toward an even load."""
-    curriculum_from: float = 0.0
-    """Share of the curriculum behind at step 0: a run that starts from trained weights skips the easy part."""
+    refine: bool = False
+    """Start behind the curriculum: for a run from trained weights."""
 
 
 @dataclass
@@ -104,16 +104,15 @@ def learning_rate(step: int, progress: float, settings: Settings) -> float:
 def train_step(state: State, dims: Dims, settings: Settings) -> Report:
     """One optimizer step over the step's batches; gradients are summed batch by batch."""
     progress = progress_of(state, settings)
-    lesson = settings.curriculum_from + (1 - settings.curriculum_from) * progress
     started = time.monotonic()
     rate = learning_rate(state.step, progress, settings)
-    work = batches(settings.seed, state.step, lesson, settings.scale)
+    work = batches(settings.seed, state.step, 1.0 if settings.refine else progress, settings.scale)
     answer_loss: dict[str, float] = {}
     loss = 0.0
     index_kl: list[float] = []
     loads: dict[int, list[Tensor]] = {}
     for name, batch in work.items():
-        dense = lesson < settings.dense_until
+        dense = progress < settings.dense_until
         part = batch_loss(state.weights, batch, dims, 1 / len(work), settings.index_weight, dense)
         part.loss.backward()
         answer_loss[name] = part.answer_loss

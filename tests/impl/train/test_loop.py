@@ -113,10 +113,10 @@ def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_start_from_trained_weights_skips_the_easy_part(tiny: Dims, tmp_path: Path) -> None:
     first = run(tiny, Settings(steps=1), tmp_path / "first")
-    settings = Settings(steps=1, seed=1, curriculum_from=0.7)
+    settings = Settings(steps=1, seed=1, refine=True)
     state = loop.new_state(tiny, settings, "cpu", first)
     assert torch.equal(state.weights["lm_head"], first["lm_head"])
-    assert set(loop.train_step(state, tiny, settings).answer_loss) == {"arithmetic", "mixed", "recall"}
+    assert set(loop.train_step(state, tiny, settings).answer_loss) == {"arithmetic", "mixed", "near", "far"}
 
 
 def test_start_from_another_shape(tiny: Dims, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
