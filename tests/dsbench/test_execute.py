@@ -183,9 +183,10 @@ def engines_of(folder):
     return [pid for pid in found if pid != os.getpid()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on(make_plan, fake, tmp_path, number):
-    plan = make_plan(blocks=2)
+    plan = make_plan(blocks=1)
     folder = store.create(plan, tmp_path)
     command = [sys.executable, str(ROOT / "tests/dsbench/fake_engine.py")]
     harness = subprocess.Popen([sys.executable, "-c", DRIVER, str(folder), *command], stderr=subprocess.DEVNULL)
@@ -210,7 +211,7 @@ def test_an_interrupted_run_goes_on(make_plan, fake, tmp_path, number):
     assert notices == []
     assert records[: len(before)] == before
     ends = [(x.boot, x.attempt, x.status) for x in records if isinstance(x, r.BootEnded)]
-    assert ends == [(1, 1, "ok"), (2, 1, "ok"), (3, 1, "interrupted"), (3, 2, "ok"), *((n, 1, "ok") for n in (4, 5, 6))]
+    assert ends == [(1, 1, "ok"), (2, 1, "ok"), (3, 1, "interrupted"), (3, 2, "ok"), (4, 1, "ok")]
     verdict = judge(plan, records)
     assert (verdict.word, verdict.void) == ("improved", [])
     boots = {boot.number: boot for boot in gather(plan, records)}

@@ -1,0 +1,140 @@
+"""What the probes send and how they reduce it, against a server that is a function of the request."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from dsbench.engines.client import Client
+from dsbench.probes import decode, identity, kv, prefill, smoke
+from dsbench.probes.boot import Boot, ProbeFailed
+from dsbench.probes.smoke import first_number
+
+
+@pytest.fixture
+def probe(make_plan):
+    """Run one probe in one boot; gives its readings and the bodies of the requests."""
+
+    def run(module, number=3, answer=None, profiles=None):
+        plan = make_plan()
+        seen = []
+
+        def serve(request):
+            body = json.loads(request.content)
+            seen.append(body)
+            return (answer or usual)(body)
+
+        client = Client("http://engine", "pico", 5)
+        client._http = httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(serve))
+        boot = Boot(plan, plan.boots[number - 1], client, {0: {"dims": {"vocab_size": 100}}}, profiles or {})
+
+        async def collect():
+            return [reading async for reading in module.run(boot)]
+
+        return asyncio.run(collect()), seen
+
+    return run
+
+
+def usual(body):
+    """Echoes the prompt's length as usage; streams one token a piece."""
+    tokens = body["max_tokens"]
+    usage = {"prompt_tokens": len(body.get("prompt", "")), "completion_tokens": tokens}
+    if body.get("stream"):
+        pieces = [{"choices": [{"text": "x", "token_ids": [1]}]} for _ in range(tokens)]
+        events = [*pieces, {"choices": [], "usage": usage}]
+        return httpx.Response(200, text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
+    if "messages" in body:
+        return httpx.Response(200, json={"choices": [{"message": {"content": "42."}}]})
+    return httpx.Response(
+        200, json={"choices": [{"text": " 56, of course", "token_ids": [1] * tokens}], "usage": usage}
+    )
+
+
+def test_prefill_sends_fresh_tokens_every_time(probe):
+    readings, sent = probe(prefill)
+    prompts = [tuple(body["prompt"]) for body in sent]
+    assert [len(prompt) for prompt in prompts] == [64, 64, 256, 256]
+    assert len({prompt[:8] for prompt in prompts}) == 4  # no common beginning that a prefix cache could hold
+    assert all(0 <= token < 100 for prompt in prompts for token in prompt)
+    assert {body["max_tokens"] for body in sent} == {1}
+    assert [reading.metric for reading in readings] == ["prefill.tps.64", "prefill.tps.256"]
+    assert all(len(reading.raw) == 2 and min(reading.raw) <= reading.value <= max(reading.raw) for reading in readings)
+
+
+def test_boots_of_one_block_get_the_same_prompts_and_other_blocks_others(probe):
+    for module in (prefill, decode):
+        third, fourth, fifth = (sorted(str(b["prompt"]) for b in probe(module, number)[1]) for number in (3, 4, 5))
+        assert third == fourth != fifth
+
+
+def test_prefill_needs_the_engine_to_count_what_was_sent(probe):
+    def cached(body):
+        usage = {"prompt_tokens": 1, "completion_tokens": 1}
+        return httpx.Response(200, json={"choices": [{"text": "", "token_ids": [1]}], "usage": usage})
+
+    with pytest.raises(ProbeFailed, match="sent 64 prompt tokens, the engine counted 1"):
+        probe(prefill, answer=cached)
+
+
+def test_decode_streams_fixed_lengths_together(probe):
+    readings, sent = probe(decode)
+    assert [reading.metric for reading in readings] == ["decode.tps.c1", "decode.tps.c4"]
+    assert len(sent) == 2 * (1 + 4)
+    assert {(body["max_tokens"], body["ignore_eos"], body["stream"]) for body in sent} == {(10, True, True)}
+    assert len({str(body["prompt"]) for body in sent}) == len(sent)
+
+
+def test_identity_asks_alone_then_in_full_groups(probe):
+    readings, sent = probe(identity)
+    assert [reading.item for reading in readings] == ["alone/1", "alone/2", "together/1", "together/2"]
+    assert [body["prompt"] for body in sent[:2]] == ["a b c", "7*8="]
+    assert sorted(body["prompt"] for body in sent[2:]) == ["7*8=", "7*8=", "a b c", "a b c"]
+    assert readings[0].value == [1] * 6
+
+
+def test_identity_needs_token_ids(probe):
+    def silent(body):
+        usage = {"prompt_tokens": 1, "completion_tokens": 6}
+        return httpx.Response(200, json={"choices": [{"text": "abc"}], "usage": usage})
+
+    with pytest.raises(ProbeFailed, match="returned no token_ids"):
+        probe(identity, answer=silent)
+
+
+def test_smoke_grades_by_item_and_keeps_the_reply(probe):
+    readings, _ = probe(smoke)
+    assert [(r.item, r.value, r.text) for r in readings] == [("7*8=", 1, " 56, of course"), ("chat 17+25", 1, "42.")]
+    wrong, _ = probe(smoke, answer=lambda body: usual({**body, "prompt": "x"}) if "prompt" in body else
+                     httpx.Response(200, json={"choices": [{"message": {"content": "I think 41 or 42"}}]}))  # fmt: skip
+    assert [r.value for r in wrong] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("56", 56), (" 56\n7*9=63", 56), ("-3", -3), ("", None), ("no", None), ("5.6", None), ("560", 560), ("is 4 2", 4)],
+)
+def test_the_first_whole_number(text, number):
+    assert first_number(text) == number
+
+
+PROFILE = dict.fromkeys(
+    ("available_bytes", "weights_bytes", "persistent_bytes", "workspace_bytes", "peak_activation_bytes", "blocks",
+     "tokens", "max_concurrency"), 5,
+) | {"non_torch_bytes": None}  # fmt: skip
+
+
+def test_kv_reads_every_rank_and_keeps_unknown_unknown(probe):
+    readings, sent = probe(kv, profiles={0: PROFILE, 1: PROFILE})
+    assert sent == []
+    assert len(readings) == 18
+    assert {reading.rank for reading in readings} == {0, 1}
+    assert {r.value for r in readings if r.metric == "kv.non_torch_bytes"} == {None}
+
+
+def test_kv_without_a_profile_or_with_half_of_one(probe):
+    with pytest.raises(ProbeFailed, match="no rank wrote"):
+        probe(kv)
+    with pytest.raises(ProbeFailed, match="kv_profile of rank 0 has no 'available_bytes'"):
+        probe(kv, profiles={0: {}})
