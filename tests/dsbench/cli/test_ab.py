@@ -48,7 +48,7 @@ def test_ab_show_and_judge_agree(dsbench):
     ran = dsbench("ab", "--toggle", "mhc_input_reuse", *KV)
     folder = one_result()
     assert {path.name for path in folder.iterdir()} == {"plan.json", "records.jsonl", "verdicts.json", "boots"}
-    assert sorted(path.name for path in (folder / "boots").iterdir())[0] == "01-baseline"
+    assert {path.name for path in (folder / "boots").iterdir()} == {"01-mhc_input_reuse", "02-baseline"}
     assert "boot 2/2 block 1/1" in ran.stderr
     table, _, stored = ran.stdout.rpartition("stored in ")
     assert stored.strip() == f"results/{folder.name}"
