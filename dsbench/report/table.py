@@ -68,7 +68,7 @@ def _head(plan: Plan) -> str:
     warmups = Counter(boot.arm for boot in plan.boots if boot.phase == "warm-up")[plan.baseline.name]
     shape = f"{plan.dims['name']} T={plan.dims['max_num_batched_tokens']:,} H={plan.dims['hidden_size']:,}"
     return (
-        f"{plan.id} · suite {plan.suite} · {plan.engine} {shape} · {len(plan.arms)} arms x {plan.blocks} blocks"
+        f"{plan.id} · suite {plan.suite} · {plan.engine} {shape} · {len(plan.arms)} arms x {plan.blocks} block{'s' * (plan.blocks > 1)}"
         f" + {warmups} warm-up an arm · seed {plan.seed} · dsbench {plan.harness_version}"
     )
 
