@@ -67,8 +67,9 @@ def _console() -> Console:
 def _head(plan: Plan) -> str:
     warmups = Counter(boot.arm for boot in plan.boots if boot.phase == "warm-up")[plan.baseline.name]
     shape = f"{plan.dims['name']} T={plan.dims['max_num_batched_tokens']:,} H={plan.dims['hidden_size']:,}"
+    blocks = f"{plan.blocks} block{'s' if plan.blocks > 1 else ''}"
     return (
-        f"{plan.id} · suite {plan.suite} · {plan.engine} {shape} · {len(plan.arms)} arms x {plan.blocks} block{'s' * (plan.blocks > 1)}"
+        f"{plan.id} · suite {plan.suite} · {plan.engine} {shape} · {len(plan.arms)} arms x {blocks}"
         f" + {warmups} warm-up an arm · seed {plan.seed} · dsbench {plan.harness_version}"
     )
 
