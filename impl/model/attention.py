@@ -164,8 +164,7 @@ class Attention:
             packed_kv.store(pages.swa, swa_slots, self.window_packing, data[:n], scales[:n], workspace)
             if emission is not None:
                 assert pages.compressed is not None
-                packed_kv.store(pages.compressed, emission.slots, self.entry_packing, data[n:], scales[n:], workspace,
-                                emission.valid)  # fmt: skip
+                packed_kv.store(pages.compressed, emission.slots, self.entry_packing, data[n:], scales[n:], workspace)
         if emission is not None and self.ratio == 4:
             self._store_keys(step, pages, workspace)
         return out
@@ -219,6 +218,7 @@ class Attention:
             states = offsets.add_(rows[:, : offsets.shape[1]])
             slots, per_page = _rows(step.state_slots[self.ratio], part), self.states_per_page
             blocks = packed_kv.blocks_of(slots, per_page, workspace)
+            states.masked_fill_(packed_kv.in_null_block(blocks, workspace), 0.0)
             for cache, own in zip((pages.state, pages.index_state), states.split(self.state_columns, 1), strict=False):
                 assert cache is not None
                 packed_kv.store_rows(cache, slots, blocks, per_page, own, workspace)
@@ -238,8 +238,9 @@ class Attention:
             codes = workspace.empty(keys.shape, torch.uint8)
             scale = workspace.empty((len(keys), 1), torch.float32)
             packed_kv.quantize_(packed_kv.round_bf16_(keys, workspace), scale.view(-1), codes)
-            packed_kv.store(pages.index_keys, emission.slots, self.key_packing, codes, scale.view(torch.uint8),
-                            workspace, emission.valid)  # fmt: skip
+            packed_kv.store(
+                pages.index_keys, emission.slots, self.key_packing, codes, scale.view(torch.uint8), workspace
+            )
 
     def _attend(
         self, projected: Projected, step: Step, pages: LayerPages, part: slice, y: Tensor, workspace: Workspace

@@ -2,8 +2,8 @@
 
 A page of n entries holds n data rows, then n rows of scales (deepseek_v4_dspark.md, section 3.6). A state's data row is
 `nope_dim` e4m3 values and `rope_dim` bf16 values; its scale row is one exponent byte a group and one byte of padding.
-Codes are stored as bytes. Slots count entries (`block * per_page + entry`); block 0 is the null block, and what is
-stored to an invalid row is zeros at slot 0, so the null block never holds garbage.
+Codes are stored as bytes. Slots count entries (`block * per_page + entry`); block 0 is the null block: rows that are
+padding, or of a profiling step without blocks, go there as zeros, so it never holds garbage.
 """
 
 from __future__ import annotations
@@ -154,22 +154,23 @@ def pack_states(x: Tensor, layout: StateLayout, workspace: Workspace) -> tuple[T
     return data, scales
 
 
-def store(
-    pages: Tensor, slots: Tensor, packing: Packing, data: Tensor, scales: Tensor, workspace: Workspace,
-    valid: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Write entries (uint8 [M, *], overwritten where invalid) at int64 `slots` [M]; rows not `valid` become zeros."""
-    if valid is not None:
-        data.mul_(valid[:, None])
-        scales.mul_(valid[:, None])
+def store(pages: Tensor, slots: Tensor, packing: Packing, data: Tensor, scales: Tensor, workspace: Workspace) -> None:
+    """Write entries (uint8 [M, *], overwritten) at int64 `slots` [M]; zeros for those of the null block."""
     with workspace.scope():
         blocks = blocks_of(slots, packing.per_page, workspace)
+        null = in_null_block(blocks, workspace)
         for rows, source in ((packing.data, data), (packing.scale, scales)):
-            rows.table(pages).index_copy_(0, rows.index(slots, blocks, pages.shape[1], workspace), source)
+            index = rows.index(slots, blocks, pages.shape[1], workspace)
+            rows.table(pages).index_copy_(0, index, source.masked_fill_(null, 0))
 
 
 def blocks_of(slots: Tensor, per_page: int, workspace: Workspace) -> Tensor:
     return torch.floor_divide(slots, per_page, out=workspace.empty(slots.shape, torch.int64))
+
+
+def in_null_block(blocks: Tensor, workspace: Workspace) -> Tensor:
+    """bool [M, 1]: which rows have nowhere to go."""
+    return torch.eq(blocks, 0, out=workspace.empty(blocks.shape, torch.bool)).unsqueeze(1)
 
 
 def gather(pages: Tensor, slots: Tensor, blocks: Tensor, packing: Packing, data: Tensor, scales: Tensor,
@@ -218,7 +219,10 @@ def unpack_states(data: Tensor, scales: Tensor, layout: StateLayout, out: list[T
 def store_rows(
     pages: Tensor, slots: Tensor, blocks: Tensor, per_page: int, values: Tensor, workspace: Workspace
 ) -> None:
-    """Write fp32 rows [M, K] (may be strided) into byte pages at int64 `slots` [M], of blocks `slots // per_page`."""
+    """Write fp32 rows [M, K] (may be strided) into byte pages at int64 `slots` [M], of blocks `slots // per_page`.
+
+    Rows of the null block must be zeros.
+    """
     source = values.view(torch.uint8)
     rows = PageRows(per_page, source.shape[1])
     with workspace.scope():

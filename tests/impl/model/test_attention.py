@@ -108,6 +108,18 @@ def test_what_pages_held_before_does_not_count_and_the_null_block_stays_zero(dim
 
 
 @by_layer
+def test_a_step_without_blocks_leaves_no_trace_and_stays_finite(dims, layer):
+    """What a profiling step is: every row of every group points into the null block."""
+    cached = CachedLayer(dims, layer)
+    for table in cached.tables.values():
+        table.zero_()
+    y = cached.run(inputs(dims, 90), [*range(80), *[LENGTH - 1] * 10])
+    assert y.isfinite().all()
+    for pages in cached.contents().values():
+        assert not pages.any()
+
+
+@by_layer
 def test_longer_requests_beside_it_change_nothing(prefilled, dims, layer):
     """Candidates are scored as far as the step's longest request reaches."""
     cached, x, y, _ = prefilled(dims, layer)

@@ -77,3 +77,16 @@ def test_the_clamps_are_one_sided_for_the_gate_and_two_sided_for_up():
     silu = [g / (1 + math.exp(-g)) for g in (-30.0, 10.0, 2.0)]
     wanted = [silu[0] * -10, silu[1] * 10, silu[2] * -10, 0.0]
     assert all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-30) for a, b in zip(got, wanted, strict=True))
+
+
+@given(st.integers(1, 300), st.integers(0, 299), st.integers(1, 40), st.integers(0, 99))
+def test_gates_and_affinities_have_the_same_bits_wherever_a_row_stands(n, row, width, seed):
+    """Rows side by side in memory: a vectorized function with another tail would show here."""
+    row %= n
+    gate, up = random(n, width, seed=seed) * 4, random(n, width, seed=seed + 1)
+    alone, together = torch.empty(1, width), torch.empty(n, width)
+    one = slice(row, row + 1)
+    moe.gated_(gate[one].clone(), up[one].clone(), 10.0, alone, Workspace())
+    moe.gated_(gate.clone(), up.clone(), 10.0, together, Workspace())
+    assert torch.equal(together[one], alone)
+    assert torch.equal(moe.affinities_(gate.clone(), Workspace())[one], moe.affinities_(gate[one].clone(), Workspace()))

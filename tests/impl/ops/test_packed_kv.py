@@ -131,12 +131,11 @@ def test_states_come_back_as_the_values_their_bytes_mean(layout, per_page, n, sp
     assert out[:, 8:].isnan().all()
 
 
-def test_invalid_rows_write_zeros_to_slot_0_only():
+def test_rows_of_the_null_block_become_zeros():
     layout = StateLayout.of(PICO)
     pages = torch.zeros(3, 816, dtype=torch.uint8)
     data, scales = packed(random_states(4, layout, 0), layout)
-    store(pages, torch.tensor([17, 0, 33, 0]), layout.packing(16), data, scales, Workspace(),
-          torch.tensor([True, False, True, False]))  # fmt: skip
+    store(pages, torch.tensor([17, 0, 33, 15]), layout.packing(16), data, scales, Workspace())
     assert not pages[0].any()
     assert pages[1].any()
     assert pages[2].any()
