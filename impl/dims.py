@@ -54,6 +54,10 @@ class Dims:
     max_model_len: int
     max_num_seqs: int
 
+    markov_rank: int = 16
+    """r: rank of the draft's Markov head."""
+    noise_token_id: int = 99
+    """What a draft's query rows behind the anchor hold."""
     hc_mult: int = 4
     hc_eps: float = 1e-6
     post_mult: float = 2.0
@@ -75,6 +79,8 @@ class Dims:
             raise ValueError(f"n_heads {self.n_heads} must be a multiple of o_groups {self.o_groups}")
         if self.rope_dim % 2 or self.rope_dim > self.head_dim:
             raise ValueError(f"rope_dim {self.rope_dim} must be even and at most head_dim {self.head_dim}")
+        if not 0 <= self.noise_token_id < self.vocab_size:
+            raise ValueError(f"noise_token_id {self.noise_token_id} is not in the vocabulary of {self.vocab_size}")
         if any(layer >= self.n_layers for layer in self.aux_layers):
             raise ValueError(f"aux_layers {self.aux_layers} name a layer beyond the {self.n_layers} there are")
 
@@ -124,6 +130,7 @@ class Dims:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Dims:
+        """The dims of a weights file's header; what a file of an earlier version lacks takes its default."""
         as_tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**as_tuples)
 
@@ -141,7 +148,7 @@ MICRO = Dims(
     q_lora_rank=128, o_groups=2, o_lora_rank=64, window=64, block_tokens=256,
     index_heads=4, index_dim=32, index_topk=32, n_experts=8, experts_per_token=2, expert_width=64,
     n_hash_layers=2, vocab_size=128, sinkhorn_iters=20, aux_layers=(4, 5, 6), n_draft_layers=3, draft_tokens=5,
-    max_num_batched_tokens=1024, max_model_len=8192, max_num_seqs=16,
+    max_num_batched_tokens=1024, max_model_len=8192, max_num_seqs=16, markov_rank=32,
 )  # fmt: skip
 
 FLASH = Dims(
@@ -150,6 +157,7 @@ FLASH = Dims(
     block_tokens=256, index_heads=64, index_dim=128, index_topk=512, n_experts=256, experts_per_token=6,
     expert_width=2048, n_hash_layers=3, vocab_size=129_280, sinkhorn_iters=20, aux_layers=(40, 41, 42),
     n_draft_layers=3, draft_tokens=5, max_num_batched_tokens=8192, max_model_len=524_288, max_num_seqs=16,
+    markov_rank=256, noise_token_id=128_799,
 )  # fmt: skip
 
 SHAPES: dict[str, Dims] = {d.name: d for d in (PICO, MICRO, FLASH)}

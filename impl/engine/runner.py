@@ -95,14 +95,13 @@ def check_weights(config: EngineConfig) -> None:
         raise ValueError(f"no weights at {path}: train them with 'python -m impl.train', or use --load-format dummy")
     try:
         with safe_open(path, framework="pt") as file:
-            of_file = json.loads(file.metadata()["dims"])
+            of_file = Dims.from_json(json.loads(file.metadata()["dims"]))
     except Exception as error:
         raise ValueError(f"{path} is not a readable weights file: {error}") from error
-    wanted = json.loads(json.dumps(config.dims.to_json()))
-    for name, value in wanted.items():
-        if name not in SERVING_LIMITS and of_file.get(name) != value:
+    for name, value in config.dims.to_json().items():
+        if name not in SERVING_LIMITS and getattr(of_file, name) != value:
             raise ValueError(
-                f"{name} is {value}, but the weights {path.name} have {of_file.get(name)}: "
+                f"{name} is {value}, but the weights {path.name} have {getattr(of_file, name)}: "
                 "use --load-format dummy, or weights trained at this shape"
             )
 
