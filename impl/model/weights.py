@@ -7,6 +7,7 @@ Source: deepseek_v4_dspark.md sections 2.1, 3 and 3.8.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -83,9 +84,16 @@ def random_weights(dims: Dims, seed: int = 0, dtype: torch.dtype = torch.float32
     The mixing matrix starts near the identity and gates near one half, as in training, so that
     streams neither vanish nor blow up through the layers.
     """
+    return fill(parameter_shapes(dims), dims, seed, dtype)
+
+
+def fill(
+    shapes: Mapping[str, tuple[int, ...]], dims: Dims, seed: int, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """Random tensors of the named shapes, each scaled by what the last part of its name says it is."""
     gen = torch.Generator().manual_seed(seed)
     weights: dict[str, torch.Tensor] = {}
-    for name, shape in parameter_shapes(dims).items():
+    for name, shape in shapes.items():
         leaf = name.rsplit(".", 1)[-1]
         if leaf == "tid2eid":
             noise = torch.rand(dims.vocab_size, dims.n_experts, generator=gen)
@@ -122,22 +130,24 @@ def load_weights(path: Path) -> tuple[dict[str, torch.Tensor], Dims]:
 
     Raises ValueError with one line when the file is not a whole set of this model's parameters.
     """
+    return read(path, parameter_shapes, "train them with 'python -m impl.train', or use --load-format dummy")
+
+
+def read(
+    path: Path, shapes_of: Callable[[Dims], Mapping[str, tuple[int, ...]]], mend: str
+) -> tuple[dict[str, torch.Tensor], Dims]:
+    """Tensors and dims of a file that must hold the parameters `shapes_of(dims)`; `mend` says where one comes from."""
     try:
         with safe_open(path, framework="pt") as file:
             dims = Dims.from_json(json.loads(file.metadata()["dims"]))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a reader, not a dict)
     except FileNotFoundError:
-        mend = "train them with 'python -m impl.train', or use --load-format dummy"
         raise ValueError(f"no weights at {path}: {mend}") from None
     except Exception as error:
         raise ValueError(f"{path} is not a readable weights file: {error}") from error
-    check_shapes(weights, dims, str(path))
-    return weights, dims
-
-
-def check_shapes(weights: dict[str, torch.Tensor], dims: Dims, where: str) -> None:
-    for name, shape in parameter_shapes(dims).items():
+    for name, shape in shapes_of(dims).items():
         if name not in weights:
-            raise ValueError(f"{where} lacks {name}")
+            raise ValueError(f"{path} lacks {name}")
         if tuple(weights[name].shape) != shape:
-            raise ValueError(f"{where}: {name} is {tuple(weights[name].shape)}, {dims.name} needs {shape}")
+            raise ValueError(f"{path}: {name} is {tuple(weights[name].shape)}, {dims.name} needs {shape}")
+    return weights, dims
