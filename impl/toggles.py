@@ -54,6 +54,8 @@ class Toggle:
     conflicts: tuple[str, ...] = ()
     engines: tuple[str, ...] = ("embedded",)
     default_on: bool = False
+    speculative: tuple[str, ...] = ()
+    """Speculative methods under which it acts; empty: with and without speculation."""
     needs: str = ""
     """Conditions in words: path, sizes, ownership."""
 
