@@ -1,0 +1,174 @@
+"""Metrics pages of vLLM's names, and what was counted between two of them.
+
+Exporters differ: some drop the `_total` suffix, some drop the TYPE lines. Names are read without the
+suffix, `_created` samples (time stamps) are left out, and what is a gauge is known by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from impl.engine.acceptance import AcceptanceCounts
+
+Labels = frozenset[tuple[str, str]]
+Series = tuple[str, Labels]
+
+FEW_DRAFTS = 20
+"""Below this many drafts a rate says little."""
+
+DRAFTS = "vllm:spec_decode_num_drafts"
+DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens"
+ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens"
+ACCEPTED_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+
+_HEADER = re.compile(r"^# SNAPSHOT (\S+)(?: status=(\d+))?\s*$", re.MULTILINE)
+
+
+class CounterReset(ValueError):
+    """A counter is lower, or gone, in the later page: the server restarted or something reset it."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """One reading of /metrics: value by name (without `_total`) and labels."""
+
+    values: Mapping[Series, float]
+    time: datetime | None = None
+    status: int | None = None
+
+    def total(self, name: str) -> float | None:
+        """Sum over all labels; None if the page does not have the name."""
+        found = [value for (known, _), value in self.values.items() if known == name]
+        return sum(found) if found else None
+
+    def positions(self) -> int:
+        """Draft positions that the page counts."""
+        return max((number + 1 for series in self.values if (number := _position(series)) is not None), default=0)
+
+
+def read_page(text: str, time: datetime | None = None, status: int | None = None) -> Page:
+    """Parse one page. ValueError if it is not in the text format."""
+    values: dict[Series, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                series = sample.name.removesuffix("_total"), frozenset(sample.labels.items())
+                values[series] = values.get(series, 0.0) + float(sample.value)
+    return Page(values, time, status)
+
+
+def read_snapshots(text: str) -> list[Page]:
+    """Pages of a file that heads each with `# SNAPSHOT time status=200`, in order."""
+    parts = _HEADER.split(text)[1:]
+    return [
+        read_page(body, datetime.fromisoformat(time), int(status) if status else None)
+        for time, status, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+    ]
+
+
+def increase(before: Page, after: Page, name: str) -> float | None:
+    """How much a counter rose, summed over its labels; None if neither page has it.
+
+    A series that appears in between began at 0. Raises CounterReset if one fell or vanished.
+    """
+    if before.total(name) is None and after.total(name) is None:
+        return None
+    return sum(rise for _, rise in _rises(before, after, name))
+
+
+def _rises(before: Page, after: Page, name: str) -> Iterator[tuple[Series, float]]:
+    for series in sorted({s for s in (*before.values, *after.values) if s[0] == name}, key=repr):
+        then, now = before.values.get(series, 0.0), after.values.get(series, 0.0)
+        if now < then:
+            raise CounterReset(f"{name} fell from {then:g} to {now:g}: the server restarted or reset its counters")
+        yield series, now - then
+
+
+def acceptance(before: Page, after: Page) -> AcceptanceCounts | None:
+    """What the drafts did between two pages; None if the server counts no drafts."""
+    totals = [increase(before, after, name) for name in (DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS)]
+    if None in totals:
+        return None
+    drafts, drafted, accepted = (int(total or 0) for total in totals)
+    per_position = [0] * max(before.positions(), after.positions())
+    for series, rise in _rises(before, after, ACCEPTED_PER_POSITION):
+        position = _position(series)
+        if position is not None:
+            per_position[position] += int(rise)
+    return AcceptanceCounts(drafts, drafted, accepted, tuple(per_position))
+
+
+def _position(series: Series) -> int | None:
+    name, labels = series
+    text = dict(labels).get("position", "") if name == ACCEPTED_PER_POSITION else ""
+    return int(text) if text.isdigit() else None
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a server did between two pages; None where the pages do not say."""
+
+    seconds: float | None
+    prompt_tokens: float | None
+    generation_tokens: float | None
+    prefix_cache_queries: float | None
+    prefix_cache_hits: float | None
+    preemptions: float | None
+    running_at_end: float | None
+    """A gauge: as it stood in the later page."""
+    kv_cache_usage_fraction_at_end: float | None
+    spec: AcceptanceCounts | None
+    flags: list[str] = field(default_factory=list)
+
+    @property
+    def generation_tokens_per_second(self) -> float | None:
+        return _ratio(self.generation_tokens, self.seconds)
+
+    @property
+    def prefix_cache_hit_fraction(self) -> float | None:
+        return _ratio(self.prefix_cache_hits, self.prefix_cache_queries)
+
+
+def window(before: Page, after: Page, *, prompts_share_a_prefix: bool = False) -> Window:
+    """The differences of the counters, and the later gauges.
+
+    A prefix cache that never hits is a fault only where the workload says that prompts share a prefix.
+    Raises CounterReset.
+    """
+    seconds = (after.time - before.time).total_seconds() if before.time and after.time else None
+    spec = acceptance(before, after)
+    queries, hits = (increase(before, after, f"vllm:prefix_cache_{what}") for what in ("queries", "hits"))
+    flags = draft_flags(spec) if spec else []
+    if prompts_share_a_prefix and queries and not hits:
+        flags.append("prefix cache never hits")
+    return Window(
+        seconds=seconds,
+        prompt_tokens=increase(before, after, "vllm:prompt_tokens"),
+        generation_tokens=increase(before, after, "vllm:generation_tokens"),
+        prefix_cache_queries=queries,
+        prefix_cache_hits=hits,
+        preemptions=increase(before, after, "vllm:num_preemptions"),
+        running_at_end=after.total("vllm:num_requests_running"),
+        kv_cache_usage_fraction_at_end=after.total("vllm:kv_cache_usage_perc"),
+        spec=spec,
+        flags=flags,
+    )
+
+
+def draft_flags(counts: AcceptanceCounts) -> list[str]:
+    """What limits the reading of counts."""
+    flags = []
+    if counts.drafts and counts.drafted % counts.drafts:
+        flags.append("drafted tokens are not a multiple of the drafts: depth varies")
+    if 0 < counts.drafts < FEW_DRAFTS:
+        flags.append(f"only {counts.drafts} drafts: too few")
+    return flags
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
