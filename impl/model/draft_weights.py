@@ -24,7 +24,7 @@ def draft_dims(dims: Dims) -> Dims:
 
 def draft_parameter_shapes(dims: Dims) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every parameter of the draft; all are float."""
-    h, rank = dims.hidden_size, markov_rank(dims)
+    h, rank = dims.hidden_size, dims.markov_rank
     shapes: dict[str, tuple[int, ...]] = {
         f"{PREFIX}main_proj": (h, len(dims.aux_layers) * h),
         f"{PREFIX}main_norm": (h,),
@@ -37,11 +37,6 @@ def draft_parameter_shapes(dims: Dims) -> dict[str, tuple[int, ...]]:
         f"{PREFIX}markov.w2": (dims.vocab_size, rank),
         f"{PREFIX}confidence": (1, h + rank),
     }
-
-
-def markov_rank(dims: Dims) -> int:
-    """r: width of the Markov head."""
-    return int(getattr(dims, "markov_rank", 16))
 
 
 def random_draft_weights(dims: Dims, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

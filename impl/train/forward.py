@@ -37,12 +37,13 @@ class Trace:
 
 
 def forward(
-    weights: Weights, ids: Tensor, dims: Dims, *, quantize: bool = True, dense: bool = False, trace: Trace | None = None
-) -> Tensor:
+    weights: Weights, ids: Tensor, dims: Dims, *, quantize: bool = True, dense: bool = False,
+    trace: Trace | None = None, aux: list[Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """Logits fp32 `[B, S, V]` of int64 `ids` `[B, S]`.
 
     `dense` shows every visible compressed entry to indexed layers (the indexer's warm-up).
-    `trace`, when given, is filled.
+    `trace`, when given, is filled; `aux` gets the stream means `[B, S, H]` after each of `dims.aux_layers`, in order.
     """
     batch, length = ids.shape
     padded = -(-length // dims.window) * dims.window
@@ -58,6 +59,8 @@ def forward(
         x, post, comb = seam_in(weights, f"{at}hc_ffn", streams, f"{at}ffn_norm", dims, rounding)
         y = moe(weights, layer, x, ids.flatten(), dims, rounding, trace)
         streams = rounding.bf16(seam_out(streams, y, post, comb))
+        if aux is not None and layer in dims.aux_layers:
+            aux.append(rounding.bf16(streams.mean(1)).view(batch, padded, -1)[:, :length])
     hidden = rounding.bf16(head_mix(weights, streams, dims))
     hidden = rounding.bf16(rms_norm(hidden, weights["norm"], dims.rms_norm_eps))
     return F.linear(hidden, weights["lm_head"]).view(batch, padded, -1)[:, :length]
@@ -186,15 +189,13 @@ def attention(
     weights: Weights, at: str, x: Tensor, ratio: int, dims: Dims, rounding: Rounding, dense: bool, trace: Trace | None
 ) -> Tensor:
     """y `[B, S, H]` (bf16 values) of the layer input `x` `[B, S, H]`; S is a multiple of the window."""
-    batch, length, _ = x.shape
-    heads, d, eps = dims.n_heads, dims.head_dim, dims.rms_norm_eps
+    length = x.shape[1]
+    d, eps = dims.head_dim, dims.rms_norm_eps
     cos, sin = (t.to(x.device) for t in rope_table(length, 1, ratio > 0, dims.rope_dim, dims))
     low, latent = F.linear(x, weights[f"{at}attn.wqkv_a"]).split((dims.q_lora_rank, d), dim=-1)
     low = rms_norm(low, weights[f"{at}attn.q_norm"], eps)
-    q = rms_norm(F.linear(low, weights[f"{at}attn.wq_b"]).view(batch, length, heads, d), None, eps)
-    q = rounding.bf16(rotate(q, cos[:, None], sin[:, None]))
-    rows = rotate(rms_norm(latent, weights[f"{at}attn.kv_norm"], eps), cos, sin)
-    rows = rounding.state(rows, dims.rope_dim, dims.quant_group)
+    q = query_heads(weights, at, low, cos, sin, dims, rounding)
+    rows = window_rows(weights, at, latent, cos, sin, dims, rounding)
 
     entries = visible = None
     scores = None
@@ -213,10 +214,33 @@ def attention(
     if trace is not None and kl is not None:
         trace.index_kl.append(kl)
 
-    o = rounding.bf16(rotate(o, cos[:, None], -sin[:, None]))
-    grouped = o.reshape(batch * length, dims.o_groups, -1)
-    low_o = torch.einsum("ngi,gri->ngr", grouped, weights[f"{at}attn.wo_a"]).flatten(1)
-    return rounding.bf16(F.linear(low_o, weights[f"{at}attn.wo_b"]).view(batch, length, -1))
+    return project_heads(weights, at, o, cos, sin, dims, rounding)
+
+
+def query_heads(
+    weights: Weights, at: str, low: Tensor, cos: Tensor, sin: Tensor, dims: Dims, rounding: Rounding
+) -> Tensor:
+    """Rotated queries `[..., heads, D]` of the normed low-rank rows `[..., q_lora]`; cos, sin `[..., rope_dim / 2]`."""
+    q = F.linear(low, weights[f"{at}attn.wq_b"]).unflatten(-1, (dims.n_heads, dims.head_dim))
+    return rounding.bf16(rotate(rms_norm(q, None, dims.rms_norm_eps), cos.unsqueeze(-2), sin.unsqueeze(-2)))
+
+
+def window_rows(
+    weights: Weights, at: str, latent: Tensor, cos: Tensor, sin: Tensor, dims: Dims, rounding: Rounding
+) -> Tensor:
+    """Cached states `[..., D]` of latents `[..., D]`."""
+    rows = rotate(rms_norm(latent, weights[f"{at}attn.kv_norm"], dims.rms_norm_eps), cos, sin)
+    return rounding.state(rows, dims.rope_dim, dims.quant_group)
+
+
+def project_heads(
+    weights: Weights, at: str, o: Tensor, cos: Tensor, sin: Tensor, dims: Dims, rounding: Rounding
+) -> Tensor:
+    """y `[..., H]` of the heads' outputs `[..., heads, D]`, turned back by their query's position."""
+    o = rounding.bf16(rotate(o, cos.unsqueeze(-2), -sin.unsqueeze(-2)))
+    grouped = o.reshape(-1, dims.o_groups, dims.n_heads // dims.o_groups * dims.head_dim)
+    low = torch.einsum("ngi,gri->ngr", grouped, weights[f"{at}attn.wo_a"]).flatten(1)
+    return rounding.bf16(F.linear(low, weights[f"{at}attn.wo_b"]).view(*o.shape[:-2], -1))
 
 
 def attend(

@@ -6,10 +6,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,22 +21,28 @@ from impl.train.losses import batch_loss
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What fixes a run. One of `steps` and `minutes` is set; minutes count training time over all resumptions."""
+class Run:
+    """What any run has. One of `steps` and `minutes` is set; minutes count training time over all resumptions."""
 
     steps: int | None = None
     minutes: float | None = None
     seed: int = 0
     scale: int = 1
     learning_rate: float = 4e-3
-    warmup_steps: int = 100
     weight_decay: float = 0.05
     clip_norm: float = 1.0
+    bias_rate: float = 1e-3
+    """Step of the router biases toward an even load."""
+
+
+@dataclass(frozen=True)
+class Settings(Run):
+    """What fixes a run of the target."""
+
+    warmup_steps: int = 100
     index_weight: float = 0.3
     dense_until: float = 0.4
     """Share of the run in which indexed layers see every visible entry."""
-    bias_rate: float = 1e-3
-    """Step of the router biases toward an even load."""
     refine: bool = False
     """Start behind the curriculum: for a run from trained weights."""
 
@@ -77,7 +83,12 @@ def initial_weights(dims: Dims, seed: int) -> dict[str, Tensor]:
 
 def new_state(dims: Dims, settings: Settings, device: str, start: dict[str, Tensor] | None = None) -> State:
     """A run's state before its first step, from random weights or from `start`."""
-    weights = {name: t.to(device) for name, t in (start or initial_weights(dims, settings.seed)).items()}
+    return state_of(start or initial_weights(dims, settings.seed), settings, device)
+
+
+def state_of(start: Mapping[str, Tensor], settings: Run, device: str) -> State:
+    """Weights and a fresh optimizer; vectors and router biases take no weight decay, the biases no gradient."""
+    weights = {name: t.to(device) for name, t in start.items()}
     matrices: list[Tensor] = []
     vectors: list[Tensor] = []
     for name, tensor in weights.items():
@@ -88,7 +99,7 @@ def new_state(dims: Dims, settings: Settings, device: str, start: dict[str, Tens
     return State(weights, torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=True))
 
 
-def progress_of(state: State, settings: Settings) -> float:
+def progress_of(state: State, settings: Run) -> float:
     """Share of the run that is done, 0 to 1."""
     if settings.steps is not None:
         return min(1.0, state.step / settings.steps)
@@ -129,7 +140,7 @@ def train_step(state: State, dims: Dims, settings: Settings) -> Report:
                   sum(index_kl) / len(index_kl))  # fmt: skip
 
 
-def apply_gradients(state: State, rate: float, settings: Settings) -> None:
+def apply_gradients(state: State, rate: float, settings: Run) -> None:
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
@@ -138,7 +149,7 @@ def apply_gradients(state: State, rate: float, settings: Settings) -> None:
     state.optimizer.zero_grad()
 
 
-def even_loads(weights: dict[str, Tensor], loads: dict[int, list[Tensor]], rate: float) -> None:
+def even_loads(weights: Mapping[str, Tensor], loads: dict[int, list[Tensor]], rate: float) -> None:
     """Move each router's selection bias a fixed step toward an even load; hash-routed layers have none."""
     for layer, seen in loads.items():
         bias = weights.get(f"layers.{layer}.moe.bias")
@@ -147,7 +158,7 @@ def even_loads(weights: dict[str, Tensor], loads: dict[int, list[Tensor]], rate:
             bias += rate * torch.sign(load.mean() - load)
 
 
-def save_checkpoint(path: Path, state: State, dims: Dims, settings: Settings) -> None:
+def save_checkpoint(path: Path, state: State, dims: Dims, settings: Run) -> None:
     content = {
         "dims": dims.to_json(), "settings": asdict(settings), "step": state.step, "tokens": state.tokens,
         "seconds": state.seconds, "weights": {k: v.detach() for k, v in state.weights.items()},
@@ -160,16 +171,20 @@ def save_checkpoint(path: Path, state: State, dims: Dims, settings: Settings) ->
 
 def load_checkpoint(path: Path, dims: Dims, settings: Settings, device: str) -> State:
     """The state saved in `path`. Raises ValueError when it is missing or belongs to other settings."""
+    return restored(path, new_state(dims, settings, device), dims, settings, device)
+
+
+def restored(path: Path, state: State, dims: Dims, settings: Run, device: str) -> State:
+    """`state`, fresh, brought to where `path` was saved. Raises ValueError as `load_checkpoint` does."""
     if not path.exists():
         raise ValueError(f"no checkpoint at {path}: start without --resume")
     content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     wanted = {"dims": dims.to_json(), **asdict(settings)}
-    saved = {"dims": content["dims"], **content["settings"]}
+    found = {"dims": content["dims"], **content["settings"]}
     for name, value in wanted.items():
-        if saved.get(name) != value:
-            detail = "" if name == "dims" else f" {saved.get(name)}, not {value}"
+        if found.get(name) != value:
+            detail = "" if name == "dims" else f" {found.get(name)}, not {value}"
             raise ValueError(f"{path} was trained with another {name}{detail}: give the same options to resume")
-    state = new_state(dims, settings, device)
     with torch.no_grad():
         for name, tensor in state.weights.items():
             tensor.copy_(content["weights"][name])
@@ -178,21 +193,44 @@ def load_checkpoint(path: Path, dims: Dims, settings: Settings, device: str) -> 
     return state
 
 
+class Progress(Protocol):
+    """What a report must hold for the loop to watch the run."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+
+
+Point = TypeVar("Point")
+Mean = TypeVar("Mean", bound=Progress)
+
+
 def train(
     state: State, dims: Dims, settings: Settings, out: Path, on_report: Callable[[Report], None],
     report_every: int = 25, checkpoint_seconds: float = 60.0,
 ) -> None:  # fmt: skip
     """Run to the end of `settings`; writes `checkpoint.pt`, `curve.jsonl` (appended) and `<name>.safetensors`."""
+    run(state, dims, settings, out, lambda: train_step(state, dims, settings), mean_report, on_report,
+        report_every, checkpoint_seconds)  # fmt: skip
+    save_weights(out / f"{dims.name}.safetensors", saved(state), dims)
+
+
+def run(
+    state: State, dims: Dims, settings: Run, out: Path, step: Callable[[], Point], mean: Callable[[list[Point]], Mean],
+    on_report: Callable[[Mean], None], report_every: int, checkpoint_seconds: float,
+) -> None:  # fmt: skip
+    """Step to the end of `settings`, reporting the mean of every `report_every` steps; a checkpoint now and then."""
     out.mkdir(parents=True, exist_ok=True)
     saved_at = time.monotonic()
-    window: list[Report] = []
+    window: list[Point] = []
     with open(out / "curve.jsonl", "a") as curve:
         while progress_of(state, settings) < 1.0:
-            window.append(train_step(state, dims, settings))
+            window.append(step())
             if state.step % report_every == 0 or progress_of(state, settings) >= 1.0:
-                report = mean_report(window)
+                report = mean(window)
                 window = []
-                curve.write(json.dumps(asdict(report)) + "\n")
+                curve.write(json.dumps(asdict(cast(Any, report))) + "\n")
                 curve.flush()
                 on_report(report)
                 if not math.isfinite(report.loss):
@@ -201,7 +239,11 @@ def train(
                 save_checkpoint(out / "checkpoint.pt", state, dims, settings)
                 saved_at = time.monotonic()
     save_checkpoint(out / "checkpoint.pt", state, dims, settings)
-    save_weights(out / f"{dims.name}.safetensors", {k: v.detach().cpu() for k, v in state.weights.items()}, dims)
+
+
+def saved(state: State) -> dict[str, Tensor]:
+    """The weights as a file holds them."""
+    return {name: tensor.detach().cpu() for name, tensor in state.weights.items()}
 
 
 def mean_report(window: list[Report]) -> Report:
