@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from impl.dims import PICO, Dims
+from impl.model.draft_weights import draft_parameter_shapes
 from impl.model.weights import parameter_shapes
 
 
@@ -18,8 +19,18 @@ def tiny() -> Dims:
 def tiny_weights(tiny: Dims) -> dict[str, torch.Tensor]:
     """Weights with nothing at a neutral value: norms, sinks, gates, biases and position terms all count."""
     gen = torch.Generator().manual_seed(3)
+    return telling(parameter_shapes(tiny), gen)
+
+
+@pytest.fixture(scope="package")
+def tiny_draft(tiny: Dims) -> dict[str, torch.Tensor]:
+    """Weights of a draft for `tiny`, likewise."""
+    return telling(draft_parameter_shapes(tiny), torch.Generator().manual_seed(4))
+
+
+def telling(shapes: dict[str, tuple[int, ...]], gen: torch.Generator) -> dict[str, torch.Tensor]:
     weights = {}
-    for name, shape in parameter_shapes(tiny).items():
+    for name, shape in shapes.items():
         if name.endswith("tid2eid"):
             weights[name] = torch.rand(shape[0], 4, generator=gen).topk(2).indices.to(torch.int32)
         else:

@@ -161,8 +161,8 @@ def moe(w: dict[str, Array], at: str, x: Array, token: int, dims: Dims) -> Array
     return y
 
 
-def logits(w: dict[str, Array], ids: list[int], dims: Dims) -> Array:
-    """`[S, V]` of one sequence."""
+def logits(w: dict[str, Array], ids: list[int], dims: Dims, aux: list[Array] | None = None) -> Array:
+    """`[S, V]` of one sequence; `aux` gets the stream means `[S, H]` after each of the captured layers."""
     streams = [np.repeat(w["embed"][i][None], dims.hc_mult, 0) for i in ids]
     for layer, ratio in enumerate(dims.compress_ratios):
         at = f"layers.{layer}."
@@ -175,10 +175,12 @@ def logits(w: dict[str, Array], ids: list[int], dims: Dims) -> Array:
             else:
                 ys = [moe(w, f"{at}moe.", x, i, dims) for x, i in zip(xs, ids, strict=True)]
             streams = [post_mix(r, y, g[1], g[2]) for r, y, g in zip(streams, ys, gates, strict=True)]
-    out = []
-    for r in streams:
-        z = r.reshape(-1)
-        m = w["hc_head.fn"] @ z / math.sqrt(np.mean(z**2) + 1e-6)
-        joined = (sigmoid(m * w["hc_head.scale"] + w["hc_head.base"]) + dims.hc_eps) @ r
-        out.append(w["lm_head"] @ norm(joined, w["norm"]))
-    return np.array(out)
+        if aux is not None and layer in dims.aux_layers:
+            aux.append(np.array([r.mean(0) for r in streams]))
+    return np.array([w["lm_head"] @ norm(head(w, r, dims), w["norm"]) for r in streams])
+
+
+def head(w: dict[str, Array], streams: Array, dims: Dims) -> Array:
+    z = streams.reshape(-1)
+    m = w["hc_head.fn"] @ z / math.sqrt(np.mean(z**2) + 1e-6)
+    return (sigmoid(m * w["hc_head.scale"] + w["hc_head.base"]) + dims.hc_eps) @ streams
