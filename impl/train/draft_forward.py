@@ -123,7 +123,7 @@ def block_attention(
     """y `[N, K, H]` of the blocks' layer inputs `[N, K, H]`; main `[T, H]` makes the context's states."""
     n, k, _ = x.shape
     d, eps = dims.head_dim, dims.rms_norm_eps
-    cos, sin = (t.to(x.device) for t in rope_table(context.longest + k, 1, False, dims.rope_dim, dims))
+    cos, sin = rope_table(context.longest + k, 1, False, dims.rope_dim, dims, x.device)
     at_rows = context.positions
     at_block = context.positions[anchors][:, None] + torch.arange(k, device=x.device)
     w_input = own[f"{at}attn.wqkv_a"]

@@ -147,13 +147,24 @@ def head_mix(weights: Weights, streams: Tensor, dims: Dims) -> Tensor:
 # Rotary positions (section 3.1).
 
 
-@lru_cache(maxsize=64)
-def rope_table(length: int, stride: int, compressed: bool, rope_dim: int, dims: Dims) -> tuple[Tensor, Tensor]:
+def rope_table(
+    length: int, stride: int, compressed: bool, rope_dim: int, dims: Dims, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """fp32 cos and sin `[length, rope_dim // 2]` of positions 0, stride, 2 stride, ..."""
+    rounded = 1 << (length - 1).bit_length()
+    cos, sin = stored_rope_table(rounded, stride, compressed, rope_dim, dims, device)
+    return cos[:length], sin[:length]
+
+
+@lru_cache(maxsize=64)
+def stored_rope_table(
+    length: int, stride: int, compressed: bool, rope_dim: int, dims: Dims, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """`rope_table`, kept on the device: a copy from the host at every call would make the host wait for it."""
     angles = torch.arange(length, dtype=torch.float64)[:, None] * stride * inverse_frequencies(
         rope_dim, compressed, dims
     )
-    return angles.cos().float(), angles.sin().float()
+    return angles.cos().float().to(device), angles.sin().float().to(device)
 
 
 def inverse_frequencies(rope_dim: int, compressed: bool, dims: Dims) -> Tensor:
@@ -191,7 +202,7 @@ def attention(
     """y `[B, S, H]` (bf16 values) of the layer input `x` `[B, S, H]`; S is a multiple of the window."""
     length = x.shape[1]
     d, eps = dims.head_dim, dims.rms_norm_eps
-    cos, sin = (t.to(x.device) for t in rope_table(length, 1, ratio > 0, dims.rope_dim, dims))
+    cos, sin = rope_table(length, 1, ratio > 0, dims.rope_dim, dims, x.device)
     low, latent = F.linear(x, weights[f"{at}attn.wqkv_a"]).split((dims.q_lora_rank, d), dim=-1)
     low = rms_norm(low, weights[f"{at}attn.q_norm"], eps)
     q = query_heads(weights, at, low, cos, sin, dims, rounding)
@@ -313,7 +324,7 @@ def compress(weights: Weights, prefix: str, x: Tensor, ratio: int, width: int, d
         kv, score = torch.cat((old_kv, kv[..., width:]), dim=2), torch.cat((old_score, score[..., width:]), dim=2)
     pooled = (torch.softmax(score, dim=2) * kv).sum(2)
     rope_dim = min(dims.rope_dim, width)
-    cos, sin = (t.to(x.device) for t in rope_table(count, ratio, True, rope_dim, dims))
+    cos, sin = rope_table(count, ratio, True, rope_dim, dims, x.device)
     return rotate(rms_norm(pooled, weights[f"{prefix}norm"], dims.rms_norm_eps), cos, sin)
 
 
@@ -321,9 +332,9 @@ def index_scores(weights: Weights, at: str, x: Tensor, low: Tensor, dims: Dims, 
     """Ranking scores `[B, S, C]` of the compressed entries (section 3.3)."""
     batch, length, _ = x.shape
     heads, d = dims.index_heads, dims.index_dim
-    cos, sin = (t.to(x.device)[:, None] for t in rope_table(length, 1, True, dims.index_rope_dim, dims))
+    cos, sin = rope_table(length, 1, True, dims.index_rope_dim, dims, x.device)
     q = F.linear(low, weights[f"{at}indexer.wq_b"]).view(batch, length, heads, d)
-    q = rounding.index(rotate(q, cos, sin))
+    q = rounding.index(rotate(q, cos[:, None], sin[:, None]))
     keys = rounding.index(compress(weights, f"{at}indexer.compressor.", x, 4, d, dims))
     head_weights = F.linear(x, weights[f"{at}indexer.w"]) * (d**-0.5 * heads**-0.5)
     dots = torch.relu(q.reshape(batch, length * heads, d) @ keys.transpose(1, 2))
