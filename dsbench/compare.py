@@ -11,6 +11,7 @@ from typing import Any
 from dsbench.errors import InputError
 from dsbench.evidence import BootEvidence
 from dsbench.metrics import Metric
+from dsbench.ratios import compare_ratios
 from dsbench.records import Arm, Observation, Plan, Value, Verdict, Word
 from dsbench.stats.exact import compare_exact
 from dsbench.stats.items import compare_items
@@ -44,6 +45,7 @@ class Comparison:
                 "role": self.role,
                 "kind": self.metric.kind,
                 "margin": self.metric.margin,
+                "margin_absolute": self.metric.absolute,
                 "expected": self.arm.expected.get(self.metric.key),
                 "word": word,
                 **fields,
@@ -51,6 +53,8 @@ class Comparison:
         )
 
     def direction(self, change: float) -> Word:
+        if self.metric.better == "same":
+            return "regressed"
         return "improved" if (change > 0) == (self.metric.better == "up") else "regressed"
 
 
@@ -63,12 +67,14 @@ def compare(
     candidate = _observed(boots, arm.name, metric.key, rank)
     if not baseline or not candidate:
         return this.row("not-run", notes=["no reading in both arms"])
+    blocks = {boot.number: boot.planned.block for boot in boots}
+    if metric.kind == "counter-ratio":
+        return compare_ratios(this, baseline, candidate, blocks)
     if any(o.value is None for seen in (*baseline.values(), *candidate.values()) for o in seen):
         return this.row("inconclusive", notes=["unknown on this platform"])
     if metric.kind == "item":
         return _items(this, baseline, candidate)
     numbers = {number: float(_one(seen)) for number, seen in {**baseline, **candidate}.items()}
-    blocks = {boot.number: boot.planned.block for boot in boots}
     if metric.kind == "exact":
         exact = _exact(this, [numbers[b] for b in baseline], [numbers[b] for b in candidate])
         if exact:
@@ -181,7 +187,8 @@ def _items(
         "test": "equality" if this.metric.margin == 0 else "",
     }
     if this.metric.margin == 0 and not unstable_a and unstable_b:
-        return this.row("regressed", **counts, notes=[f"not deterministic: its boots differ on {_some(unstable_b)}"])
+        notes = [f"not deterministic: its boots differ on {_some(unstable_b)}"]
+        return this.row("regressed", **counts, notes=[*notes, *_told(candidate, unstable_b)])
     if tokens and unstable_a:
         return this.row("inconclusive", **counts, notes=[f"the baseline's own boots differ on {_some(unstable_a)}"])
     if tokens:
@@ -200,6 +207,7 @@ def _items(
     }
     changed = [item for item in items if score_b[item] != score_a[item]]
     notes = [f"gained {paired.gained}, lost {paired.lost}: {_some(changed)}"] if changed else []
+    notes += [] if tokens else _told(candidate, [item for item in changed if score_b[item] < score_a[item]])
     if this.metric.margin == 0 and not unstable_a:
         word: Word = "regressed" if paired.lost else "improved" if paired.gained else "equivalent"
         return this.row(word, **fields, test="equality", notes=notes)
@@ -269,6 +277,12 @@ def _by_item(observed: Mapping[int, list[Observation]]) -> dict[str, list[Value]
             if o.value is not None:
                 found.setdefault(o.item or "", []).append(o.value)
     return found
+
+
+def _told(observed: Mapping[int, list[Observation]], items: Sequence[str]) -> list[str]:
+    """What the engine gave for the first of some items where it was wrong."""
+    wrong = (o for seen in observed.values() for o in seen if o.item in items[:1] and o.value == 0 and o.text)
+    return [f"{o.item} in boot {o.boot}: {o.text[:120]}" for o in wrong if o.text][:1]
 
 
 def _clusters(observed: Mapping[int, list[Observation]]) -> dict[str, str]:

@@ -21,22 +21,24 @@ from dsbench.engines import embedded
 from dsbench.engines.client import BadAnswer, Client
 from dsbench.engines.server import EngineFailed, Server
 from dsbench.metrics import metric
-from dsbench.probes import decode, identity, kv, prefill, smoke
+from dsbench.probes import acceptance, decode, identity, kv, output_law, prefill, smoke
 from dsbench.probes.boot import Boot, Probe, ProbeFailed, Reading
-from dsbench.records import BootEnded, BootStarted, Plan, PlannedBoot
+from dsbench.records import Arm, BootEnded, BootStarted, Plan, PlannedBoot
 from dsbench.store import BOOTS, RecordWriter, load_records
 
 PROBES: dict[str, Probe] = {
     "kv": kv.run,
     "smoke": smoke.run,
     "identity": identity.run,
+    "acceptance": acceptance.run,
+    "output_law": output_law.run,
     "prefill": prefill.run,
     "decode": decode.run,
 }
 
 
 def execute(
-    plan: Plan, folder: Path, *, command: Callable[[Plan], list[str]] | None = None, quiet: bool = False
+    plan: Plan, folder: Path, *, command: Callable[[Plan, Arm], list[str]] | None = None, quiet: bool = False
 ) -> None:
     """Run every boot of the plan that has not ended yet, appending to `folder`/records.jsonl.
 
@@ -53,7 +55,9 @@ def execute(
             if planned.number in ended:
                 continue
             progress.update(task, description=_describe(plan, planned))
-            ended_as = _boot(plan, planned, attempts.get(planned.number, 0) + 1, folder, command(plan), writer)
+            ended_as = _boot(
+                plan, planned, attempts.get(planned.number, 0) + 1, folder, command(plan, plan.arm(planned.arm)), writer
+            )
             progress.advance(task)
             if not quiet and (ended_as.status == "failed" or not progress.console.is_terminal):
                 progress.console.print(_line(plan, planned, ended_as), soft_wrap=True, markup=False, highlight=False)
@@ -88,6 +92,7 @@ def _boot(
     of_boot: dict[str, Any] = {"boot": planned.number, "attempt": attempt}
     writer.write(BootStarted(**of_boot, time=_now(), arm=planned.arm, block=planned.block, phase=planned.phase))
     environment = {
+        **plan.arm(planned.arm).env,
         "DSBENCH_TOGGLES": plan.arm(planned.arm).environment,
         "DSBENCH_BOOT_DIR": str(boot_dir.resolve()),
     }

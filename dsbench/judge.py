@@ -18,6 +18,7 @@ from dsbench.records import (
     VoidReason,
     Word,
 )
+from dsbench.sanity import acceptance_findings, law_findings
 from dsbench.void import void_reasons
 
 
@@ -42,7 +43,12 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
         rows=rows,
         void=void,
         additivity=additivity,
-        notes=[*plan.notes, *_boot_notes(plan, boots)],
+        notes=[
+            *plan.notes,
+            *acceptance_findings(plan, usable),
+            *law_findings(plan, usable),
+            *_boot_notes(plan, boots),
+        ],
     )
 
 
@@ -181,7 +187,7 @@ def _arm_sentence(plan: Plan, arm: ArmVerdict, rows: Sequence[Verdict]) -> str:
         told = [row for row in rows if row.word == "regressed" and row.role in ("primary", "guard")]
     else:
         told = [row for row in rows if row.role == "primary"]
-    name = arm.arm if len(arm.toggles) == 1 else f"{arm.arm} ({' + '.join(arm.toggles)})"
+    name = arm.arm if len(arm.toggles) <= 1 else f"{arm.arm} ({' + '.join(arm.toggles)})"
     parts = [f"{name} {arm.word}: {', '.join(map(_change, told))}"]
     tokens = next((row for row in rows if row.metric == "identity.tokens"), None)
     if tokens is not None and tokens.word == "equivalent":
@@ -201,7 +207,7 @@ def _change(row: Verdict) -> str:
             if row.delta
             else f"{row.metric} unchanged{expected}"
         )
-    if row.kind == "item":
+    if row.kind == "item" or row.margin_absolute:
         return f"{row.metric} {row.baseline:.4g} -> {row.candidate:.4g}"
     return (
         f"{row.metric} {row.relative:+.2%}" if row.relative is not None else f"{row.metric} {row.delta:+.4g} {row.unit}"

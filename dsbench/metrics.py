@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dsbench.errors import InputError
 
-Kind = Literal["exact", "sample", "item"]
+Kind = Literal["exact", "sample", "item", "counter-ratio"]
 
 
 class Metric(BaseModel):
@@ -20,11 +20,15 @@ class Metric(BaseModel):
     key: str
     """Dotted name; a family such as `prefill.tps.*` is resolved to one member, `prefill.tps.256`."""
     unit: str
-    better: Literal["up", "down"]
+    better: Literal["up", "down", "same"]
+    """same: the value is asked for, so that any change is a fault."""
     kind: Kind
-    """exact: process-local, compared for equality. sample: one noisy value a boot. item: paired by item."""
+    """exact: process-local, compared for equality. sample: one noisy value a boot. item: paired by item.
+    counter-ratio: increases of two counters by item, resampled by boot."""
     margin: float
     """Smallest change that matters: a fraction of the baseline, for items a share of the items, for exact 0."""
+    absolute: bool = False
+    """Whether the margin is in the metric's own unit instead: 0.01 of a share is one point."""
     scope: Literal["process", "device"]
     summary: str
     clock: bool = False
@@ -40,6 +44,19 @@ def _kv(name: str, unit: str, better: Literal["up", "down"], summary: str) -> Me
 def _tps(key: str, summary: str) -> Metric:
     return Metric(
         key=key, unit="tok/s", better="up", kind="sample", margin=0.02, scope="process", summary=summary, clock=True
+    )
+
+
+def _accept(name: str, unit: str, margin: float, summary: str) -> Metric:
+    return Metric(
+        key=f"accept.{name}",
+        unit=unit,
+        better="up",
+        kind="counter-ratio",
+        margin=margin,
+        absolute=unit == "share",
+        scope="process",
+        summary=summary,
     )
 
 
@@ -61,6 +78,11 @@ _METRICS = (
     _tps("prefill.tps.*", "prompt tokens per second of prompts of * tokens"),
     _item("smoke.correct", "short questions with one right answer"),
     _item("identity.tokens", "greedy token ids of fixed prompts, equal to the baseline's"),
+    _accept("rate", "share", 0.01, "accepted of drafted tokens; depends on the number drafted"),
+    _accept("length", "tok/round", 0.02, "tokens a round emits, bonus included: 1 + accepted / rounds"),
+    _accept("per_position", "share", 0.01, "rounds that accepted draft k and all before it"),
+    _accept("conditional", "share", 0.01, "rounds that accepted draft k, of those that accepted all before it"),
+    _item("output_law", "prompts whose sampled tokens follow the target's own law, chi-square with Holm at 0.001"),
 )
 
 REGISTRY: dict[str, Metric] = {metric.key: metric for metric in _METRICS}

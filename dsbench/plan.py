@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
 from dsbench import __version__
+from dsbench.builds import METHODS, ArmSpec, declared_differences
 from dsbench.errors import InputError
-from dsbench.metrics import Metric, metric
+from dsbench.fit import Fitted, fit
+from dsbench.metrics import metric
 from dsbench.records import Arm, Plan, PlannedBoot
 from dsbench.suite import Suite
 from impl.dims import Dims
@@ -26,36 +29,43 @@ def plan_experiment(
     suite: Suite,
     dims: Dims,
     *,
+    arms: Sequence[ArmSpec] = (),
+    speculative: str | None = None,
     engine_args: Sequence[str] = (),
     blocks: int | None = None,
     seed: int = 0,
     controls: bool = False,
     now: datetime | None = None,
 ) -> Plan:
-    """Baseline against each toggle alone and, if there are several, all of them together.
+    """Baseline against each toggle alone and, if there are several, all of them together; or the given `arms`.
 
-    `toggles` are names, or `name=off` for a correctness toggle. `engine_args` are given to every boot.
-    Raises InputError for a combination that cannot be run.
+    `toggles` are names, or `name=off` for a correctness toggle. `engine_args` are given to every boot, and so is
+    `speculative`, the method of arms that name none. Raises InputError for a combination that cannot be run.
     """
-    factors = _factors(toggles, controls)
     _check_lengths(suite, dims)
     now = now or datetime.now().astimezone()
-    arms, notes = _arms(factors, dims)
+    if arms:
+        if toggles:
+            raise InputError(f"--arm and --toggle {toggles[0]}: give an arm its toggles as toggles={toggles[0]}")
+        planned = _built(arms, speculative, dims, controls)
+        notes: list[str] = []
+    else:
+        factors = _factors(toggles, controls)
+        planned, notes = _arms(factors, dims)
+        method, why = _method(factors, speculative)
+        planned = [arm.model_copy(update={"speculative": method}) for arm in planned]
+        notes += why
     n_blocks = suite.blocks if blocks is None else blocks
     if n_blocks < 1:
         raise InputError(f"blocks must be at least 1, got {n_blocks}")
     if blocks is not None and blocks != suite.blocks:
         notes.append(f"{blocks} blocks instead of the suite's {suite.blocks}")
-    metrics = [metric(key) for name in suite.probes.names() for key in suite.probes.metrics(name)]
-    keys = [m.key for m in metrics]
-    for arm in arms[1:]:
-        for key in arm.primary:
-            if key not in keys:
-                raise InputError(
-                    f"suite '{suite.name}' does not measure {key}, the primary metric of {arm.name}: take another suite"
-                )
+    everything = [*engine_args, *(part for arm in planned for part in arm.args)]
+    fitted = fit(suite, planned, synthetic=any(part.startswith("--synthetic-acceptance") for part in everything))
+    planned = [planned[0], *(_with_primary(arm, fitted) for arm in planned[1:])]
+    _check_primary(suite, planned, fitted)
     return Plan(
-        id=_identity(now, factors, suite, dims, seed, engine_args),
+        id=_identity(now, planned, suite, dims, seed, engine_args),
         created=now.isoformat(timespec="seconds"),
         harness_version=__version__,
         suite=suite.name,
@@ -64,50 +74,69 @@ def plan_experiment(
         dims=_plain(dims.to_json()),
         seed=seed,
         until=suite.until,
-        arms=arms,
-        boots=_order([arm.name for arm in arms], n_blocks, suite.warmup_boots, seed),
+        arms=planned,
+        boots=_order([arm.name for arm in planned], n_blocks, suite.warmup_boots, seed),
         blocks=n_blocks,
-        probes=suite.probes,
-        metrics=metrics,
-        guards=_expand(suite.guards, metrics),
-        drift_controls=_expand(suite.drift_controls, metrics),
+        probes=fitted.probes,
+        metrics=fitted.metrics,
+        guards=fitted.guards,
+        drift_controls=fitted.drift_controls,
         timeouts=suite.timeouts,
-        notes=notes,
+        notes=[*notes, *fitted.notes],
     )
 
 
 def _factors(toggles: Sequence[str], controls: bool) -> list[str]:
     """The declared toggles, once each, checked against the registry."""
     if not toggles:
-        raise InputError("nothing to compare: name at least one --toggle ('dsbench toggles' lists them)")
-    factors: list[str] = []
-    for text in toggles:
-        name, _, state = text.strip().partition("=")
-        try:
-            toggle = find(name)
-            spec = str(ToggleSet.parse(f"{text},{','.join(toggle.requires)}")) if state else name
-        except ToggleError as error:
-            raise InputError(str(error)) from None
-        spec = name if state in ("", "on") else spec
-        if toggle.default_on and spec == name:
-            raise InputError(
-                f"toggle '{name}' is on in every arm; its off state is a control: --toggle {name}=off --controls"
-            )
-        if toggle.kind != "optimization" and not controls:
-            raise InputError(
-                f"'{text}' is a planted defect (control), not an optimization: add --controls to run it on purpose"
-            )
-        if "embedded" not in toggle.engines:
-            raise InputError(
-                f"toggle '{name}' does not run on the embedded engine, only on {', '.join(toggle.engines)}"
-            )
-        if spec not in factors:
-            factors.append(spec)
+        raise InputError("nothing to compare: name at least one --toggle ('dsbench toggles' lists them), or two --arm")
+    factors = list(dict.fromkeys(_checked(text, controls) for text in toggles))
     for name in map(_name, factors):
         for other in map(_name, factors):
             if other in find(name).conflicts:
                 raise InputError(f"toggles '{name}' and '{other}' cannot be on together: run them apart")
     return factors
+
+
+def _checked(text: str, controls: bool) -> str:
+    """One declared toggle as `name` or `name=off`."""
+    name, _, state = text.strip().partition("=")
+    try:
+        toggle = find(name)
+        spec = str(ToggleSet.parse(f"{text},{','.join(toggle.requires)}")) if state else name
+    except ToggleError as error:
+        raise InputError(str(error)) from None
+    spec = name if state in ("", "on") else spec
+    if toggle.default_on and spec == name:
+        raise InputError(
+            f"toggle '{name}' is on in every arm; its off state is a control: --toggle {name}=off --controls"
+        )
+    if toggle.kind != "optimization" and not controls:
+        raise InputError(
+            f"'{text}' is a planted defect (control), not an optimization: add --controls to run it on purpose"
+        )
+    if "embedded" not in toggle.engines:
+        raise InputError(f"toggle '{name}' does not run on the embedded engine, only on {', '.join(toggle.engines)}")
+    return spec
+
+
+def _method(factors: list[str], asked: str | None) -> tuple[str | None, list[str]]:
+    """The speculative method of every arm: the one asked for, or the first under which all factors act."""
+    needs = [(name, find(name).speculative) for name in map(_name, factors) if find(name).speculative]
+    if asked is not None:
+        for name, methods in needs:
+            if asked not in methods:
+                raise InputError(
+                    f"toggle '{name}' does nothing with --speculative {asked}; take {' or '.join(methods)}"
+                )
+        return asked, []
+    if not needs:
+        return None, []
+    shared = [method for method in METHODS if all(method in methods for _, methods in needs)]
+    if not shared:
+        raise InputError(f"toggles {', '.join(name for name, _ in needs)} act under different methods: run them apart")
+    method = "dspark" if "dspark" in shared else shared[0]
+    return method, [f"speculative is {method} in every arm: {needs[0][0]} acts only with a draft"]
 
 
 def _arms(factors: list[str], dims: Dims) -> tuple[list[Arm], list[str]]:
@@ -136,16 +165,7 @@ def _arms(factors: list[str], dims: Dims) -> tuple[list[Arm], list[str]]:
 
 
 def _arm(name: str, factors: list[str], common: list[str], dims: Dims) -> Arm:
-    try:
-        state = ToggleSet.parse(",".join([*common, *factors]))
-    except ToggleError as error:
-        raise InputError(str(error)) from None
-    expected: dict[str, int] = {}
-    for toggle in (find(_name(factor)) for factor in factors):
-        if toggle.expected_bytes is not None:
-            better = metric(toggle.primary).better
-            saved = toggle.expected_bytes(dims)
-            expected[toggle.primary] = expected.get(toggle.primary, 0) + (saved if better == "up" else -saved)
+    state = _state([*common, *factors])
     return Arm(
         name=name,
         toggles=factors,
@@ -153,9 +173,90 @@ def _arm(name: str, factors: list[str], common: list[str], dims: Dims) -> Arm:
         on=list(state.names()),
         takes=[on for on in state.names() if not REGISTRY[on].default_on],
         primary=list(dict.fromkeys(find(_name(factor)).primary for factor in factors)),
-        expected=expected,
+        expected=_expected(factors, dims),
         declared=["toggles"] if factors else [],
     )
+
+
+def _state(toggles: Sequence[str]) -> ToggleSet:
+    try:
+        return ToggleSet.parse(",".join(toggles))
+    except ToggleError as error:
+        raise InputError(str(error)) from None
+
+
+def _expected(factors: Sequence[str], dims: Dims) -> dict[str, int]:
+    """Change of the primary metrics that the registry expects, in bytes."""
+    expected: dict[str, int] = {}
+    for toggle in (find(_name(factor)) for factor in factors):
+        if toggle.expected_bytes is not None:
+            better = metric(toggle.primary).better
+            saved = toggle.expected_bytes(dims)
+            expected[toggle.primary] = expected.get(toggle.primary, 0) + (saved if better == "up" else -saved)
+    return expected
+
+
+def _built(specs: Sequence[ArmSpec], speculative: str | None, dims: Dims, controls: bool) -> list[Arm]:
+    """Arms that are builds; the first is the baseline, and what another does differently is declared."""
+    if len(specs) < 2:
+        raise InputError(f"--arm {specs[0].name}: one arm compares with nothing; give a second --arm")
+    names = [spec.name for spec in specs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"--arm {name} is there twice: give every arm its own name")
+    specs = [replace(spec, speculative=spec.speculative or speculative or "none") for spec in specs]
+    checked = [[_checked(text, controls) for text in spec.toggles] for spec in specs]
+    base = specs[0]
+    arms = [_arm(spec.name, toggles, [], dims) for spec, toggles in zip(specs, checked, strict=True)]
+    built = []
+    for spec, toggles, arm in zip(specs, checked, arms, strict=True):
+        differs = [*(t for t in toggles if t not in checked[0]), *(t for t in checked[0] if t not in toggles)]
+        other = declared_differences(base, spec)
+        if spec is not base and not differs and not other:
+            raise InputError(f"--arm {spec.name} is the same as {base.name}: there is nothing to compare")
+        # The registry knows what a toggle saves if nothing else differs and the baseline goes without it.
+        known = not other and all(toggle in toggles for toggle in differs)
+        built.append(
+            arm.model_copy(
+                update={
+                    "toggles": [] if spec is base else differs,
+                    "primary": list(dict.fromkeys(find(_name(toggle)).primary for toggle in differs)),
+                    "expected": _expected(differs, dims) if known else {},
+                    "declared": [*(["toggles"] if differs else []), *other],
+                    "speculative": spec.speculative,
+                    "args": list(spec.args),
+                    "env": spec.env,
+                }
+            )
+        )
+    return built
+
+
+PRIMARY_OF_BUILDS = ("decode.tps.*", "kv.available_bytes", "accept.length", "output_law", "identity.tokens")
+"""What arms without a toggle between them are judged by: the first that the suite measures."""
+
+
+def _with_primary(arm: Arm, fitted: Fitted) -> Arm:
+    if arm.primary:
+        return arm
+    keys = [m.key for m in fitted.metrics]
+    found = next((key for pattern in PRIMARY_OF_BUILDS for key in keys if fnmatchcase(key, pattern)), None)
+    return arm.model_copy(update={"primary": [found] if found else []})
+
+
+def _check_primary(suite: Suite, arms: Sequence[Arm], fitted: Fitted) -> None:
+    keys = [m.key for m in fitted.metrics]
+    dropped = {key: why for name, why in fitted.not_run.items() for key in suite.probes.metrics(name)}
+    for arm in arms[1:]:
+        for key in arm.primary:
+            if key in dropped:
+                raise InputError(f"{key}, the primary metric of {arm.name}, cannot be measured: {dropped[key]}")
+            if key not in keys:
+                raise InputError(
+                    f"suite '{suite.name}' does not measure {key}, the primary metric of {arm.name}: take another suite"
+                )
+        if not arm.primary:
+            raise InputError(f"suite '{suite.name}' measures nothing that builds are judged by: take another suite")
 
 
 def _order(arms: list[str], blocks: int, warmups: int, seed: int) -> list[PlannedBoot]:
@@ -203,14 +304,11 @@ def _check_lengths(suite: Suite, dims: Dims) -> None:
             )
 
 
-def _expand(patterns: list[str], metrics: list[Metric]) -> list[str]:
-    return [m.key for m in metrics if any(fnmatchcase(m.key, pattern) for pattern in patterns)]
-
-
-def _identity(now: datetime, factors: list[str], suite: Suite, dims: Dims, seed: int, args: Sequence[str]) -> str:
-    """Date-time, toggles, and a short hash of what is run, so that two plans of one second differ."""
-    content = repr((now.isoformat(), factors, suite.model_dump_json(), dims.to_json(), seed, list(args)))
-    names = "+".join(factor.replace("=", "-") for factor in factors)
+def _identity(now: datetime, arms: Sequence[Arm], suite: Suite, dims: Dims, seed: int, args: Sequence[str]) -> str:
+    """Date-time, toggles or arms, and a short hash of what is run, so that two plans of one second differ."""
+    content = repr((now.isoformat(), arms, suite.model_dump_json(), dims.to_json(), seed, list(args)))
+    factors = list(dict.fromkeys(toggle for arm in arms for toggle in arm.toggles))
+    names = "+".join(factor.replace("=", "-") for factor in factors) or "+".join(arm.name for arm in arms)
     label = names if len(names) <= 60 else f"{names[:50].rstrip('+')}+more"
     return f"{now:%Y%m%d-%H%M%S}-{label}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
 

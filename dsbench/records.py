@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from dsbench.metrics import Metric
+from dsbench.metrics import Kind, Metric
 from dsbench.suite import Probes, Timeouts, Until
 
 Phase = Literal["warm-up", "measured"]
@@ -40,7 +40,17 @@ class Arm(_Noun):
     expected: dict[str, int]
     """Change against the baseline that the registry expects, in bytes, by metric."""
     declared: list[str]
-    """Conditions that may differ from the baseline's."""
+    """Conditions that may differ from the baseline's; within an arm none may."""
+    speculative: str | None = None
+    """Speculative method its boots are told to run and must read back; None says nothing of it."""
+    args: list[str] = []
+    """Engine arguments of this arm, after those of the plan."""
+    env: dict[str, str] = {}
+    """Environment variables of this arm."""
+
+    @property
+    def speculates(self) -> bool:
+        return self.speculative not in (None, "none")
 
 
 class PlannedBoot(_Noun):
@@ -184,7 +194,7 @@ class Observation(_OfBoot):
     """Items that share one are not independent of each other."""
     phase: Phase
     raw: list[float] | None = None
-    """Readings inside the boot that `value` is the median of."""
+    """What `value` was made of: readings whose median it is, both counts of a ratio, or p and total variation."""
     text: str | None = None
     """What the engine answered, where a person would want to see it."""
 
@@ -238,11 +248,11 @@ class Verdict(_Noun):
     arm: str
     metric: str
     unit: str
-    better: Literal["up", "down"]
+    better: Literal["up", "down", "same"]
     rank: int | None
     """None at the server, or where all ranks read the same."""
     role: Literal["primary", "guard", "drift control", "shown"]
-    kind: Literal["exact", "sample", "item"]
+    kind: Kind
     """As judged: an exact metric that varies in the baseline is judged as a sample."""
     word: Word
     baseline: float | None = None
@@ -270,6 +280,8 @@ class Verdict(_Noun):
     confidence: float | None = None
     """Confidence the interval attains."""
     margin: float = 0.0
+    margin_absolute: bool = False
+    """Whether the margin is in the unit, not a fraction of the baseline."""
     smallest_effect: float | None = None
     """Smallest relative change that this n would see with 80 % power, from the spread seen."""
     blocks_needed: int | None = None

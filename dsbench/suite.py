@@ -84,12 +84,42 @@ class IdentityProbe(_Table):
     together: Annotated[int, Field(ge=2)] = 4
 
 
+class AcceptanceProbe(_Table):
+    """Counts what the drafts did on fixed prompts, prose and structured text apart, greedy and sampled."""
+
+    prose: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+    structured: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+    tokens: Annotated[int, Field(ge=2)] = 48
+    """Most tokens of a request; the first comes without a draft."""
+    samples: Count = 4
+    """Requests a prompt at temperature 1, each with its own seed; one at temperature 0."""
+    together: Count = 4
+    """Requests at one time."""
+
+
+class OutputLawProbe(_Table):
+    """Compares short sampled outputs with the target's own law."""
+
+    prompts: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+    requests: Annotated[int, Field(ge=50)] = 2000
+    """Requests in a boot, shared out over the prompts; each has its own seed."""
+    tokens: Annotated[int, Field(ge=2, le=8)] = 4
+    """Tokens of a request; the first comes without a draft."""
+    together: list[Annotated[int, Field(ge=2)]] = Field(default=[3, 6], min_length=2)
+    """Requests at one time, in parts of equal size. A stale buffer hides at the batch size captured last,
+    so there are at least two sizes."""
+    contexts: Count = 12
+    """Beginnings of an output that are followed, the most frequent ones at each position."""
+
+
 class Probes(_Table):
     """The probes of a suite, in the order they run."""
 
     kv: KvProbe | None = None
     smoke: SmokeProbe | None = None
     identity: IdentityProbe | None = None
+    acceptance: AcceptanceProbe | None = None
+    output_law: OutputLawProbe | None = None
     prefill: PrefillProbe | None = None
     decode: DecodeProbe | None = None
 
@@ -106,7 +136,13 @@ class Probes(_Table):
             return [f"decode.tps.c{streams}" for streams in self.decode.streams]
         if name == "prefill" and self.prefill:
             return [f"prefill.tps.{length}" for length in self.prefill.lengths]
-        return {"smoke": ["smoke.correct"], "identity": ["identity.tokens"]}[name]
+        if name == "acceptance":
+            return ["accept.rate", "accept.length", "accept.per_position", "accept.conditional"]
+        return {"smoke": ["smoke.correct"], "identity": ["identity.tokens"], "output_law": ["output_law"]}[name]
+
+    def without(self, *names: str) -> Probes:
+        """The same probes, less those named."""
+        return self.model_copy(update=dict.fromkeys(names))
 
 
 class Timeouts(_Table):

@@ -91,15 +91,15 @@ def conditions_read(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
 
 
 def conditions_agree(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
-    """No condition differs between any two boots unless the arm declares it."""
-    declared = {key for arm in plan.arms for key in arm.declared}
+    """No condition differs between any two boots unless an arm declares it, and none at all within an arm."""
     for rank in sorted({rank for boot in boots for rank in boot.conditions}):
         read = [(boot, boot.conditions.get(rank, {})) for boot in boots if boot.conditions]
-        keys = sorted({key for _, values in read for key in values} - UNCOMPARED - declared)
-        for key in keys:
+        found = sorted({name for _, values in read for name in values} - UNCOMPARED)
+        for key, among in [(name, arms) for name in found for arms in _must_agree(plan, name)]:
             groups: dict[str, list[BootEvidence]] = defaultdict(list)
             for boot, values in read:
-                groups[repr(values.get(key, "unknown"))].append(boot)
+                if boot.planned.arm in among:
+                    groups[repr(values.get(key, "unknown"))].append(boot)
             if len(groups) > 1:
                 arms = {value: sorted({boot.planned.arm for boot in group}) for value, group in groups.items()}
                 seen = "; ".join(f"{value[:80]} in {', '.join(names)}" for value, names in arms.items())
@@ -112,8 +112,14 @@ def conditions_agree(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
                 )
 
 
+def _must_agree(plan: Plan, key: str) -> list[list[str]]:
+    """Arms whose boots must read one value: all that do not declare the condition, and each that does alone."""
+    declaring = [arm.name for arm in plan.arms if key in arm.declared]
+    return [[arm.name for arm in plan.arms if arm.name not in declaring], *([name] for name in declaring)]
+
+
 def conditions_as_planned(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
-    """The engine ran the shape and the toggles it was told to run."""
+    """The engine ran the shape, the toggles and the speculative method it was told to run."""
     for boot in boots:
         arm = plan.arm(boot.planned.arm)
         for values in boot.conditions.values():
@@ -123,6 +129,15 @@ def conditions_as_planned(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
                     code="toggles-not-in-effect",
                     text=f"boot {boot.planned.folder} reads back toggles {on}, planned {arm.on}",
                     mend="the engine must take DSBENCH_TOGGLES; look for a wrapper that drops the environment",
+                    arm=arm.name,
+                    boots=[boot.number],
+                )
+            method = values.get("speculative", "unknown")
+            if arm.speculative is not None and method != arm.speculative:
+                yield VoidReason(
+                    code="condition-not-in-effect",
+                    text=f"boot {boot.planned.folder} reads back speculative {method}, planned {arm.speculative}",
+                    mend="the engine ignored a flag; compare the command in the plan with its log",
                     arm=arm.name,
                     boots=[boot.number],
                 )

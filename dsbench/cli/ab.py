@@ -27,6 +27,13 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.command(short_help="Measure arms against the baseline, in fresh boots, and judge.")
 @click.option("-t", "--toggle", "toggles", metavar="NAME", multiple=True, help="Toggle to measure; repeat for several.")
 @click.option(
+    "--arm",
+    "arms",
+    metavar="NAME=SPEC",
+    multiple=True,
+    help="An arm that is a build: 'speculative=dspark;toggles=a,b;args=--eager'. The first is the baseline.",
+)
+@click.option(
     "-s", "--suite", "suite_name", metavar="NAME|FILE", default="quick", show_default=True, help="What to run."
 )
 @click.option("--blocks", type=COUNT, metavar="N", help="Blocks, in place of the suite's.")
@@ -48,6 +55,22 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     show_default=True,
     help="Shipped weights, or random ones.",
 )
+@click.option(
+    "--speculative",
+    type=click.Choice(["none", "mtp", "dspark"]),
+    help="Draft method of every arm. [default: none, or what a toggle needs]",
+)
+@click.option("--eager", is_flag=True, help="Run the model eagerly, without captured graphs, in every arm.")
+@click.option(
+    "--draft-load-format", type=click.Choice(["auto", "dummy"]), help="The draft's weights. [default: as the model's]"
+)
+@click.option("--synthetic-acceptance-rates", metavar="R,R,...", help="Accept drafts at these rates, one a position.")
+@click.option(
+    "--synthetic-acceptance-length",
+    type=click.FloatRange(min=1),
+    metavar="L",
+    help="Accept drafts to this mean length.",
+)
 @click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Deadline of a boot and of a probe.")
 @click.option("-o", "--out", type=FOLDER, default=Path("results"), show_default=True, help="Folder of results.")
 @click.option("--resume", metavar="RESULT", help="Go on with a stopped experiment; finished boots are kept.")
@@ -56,6 +79,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 def ab(
     ctx: click.Context,
     toggles: tuple[str, ...],
+    arms: tuple[str, ...],
     suite_name: str,
     blocks: int | None,
     until: Until | None,
@@ -66,6 +90,11 @@ def ab(
     max_model_len: int | None,
     hidden_size: int | None,
     load_format: str,
+    speculative: str | None,
+    eager: bool,
+    draft_load_format: str | None,
+    synthetic_acceptance_rates: str | None,
+    synthetic_acceptance_length: float | None,
     timeout: float | None,
     out: Path,
     resume: str | None,
@@ -76,11 +105,14 @@ def ab(
     \b
     dsbench ab --toggle mhc_input_reuse
     dsbench ab --toggle mhc_residual_reuse --toggle mhc_input_reuse --suite kv
+    dsbench ab --arm plain='speculative=none' --arm dspark='speculative=dspark'
+    dsbench ab --toggle draft_logits_persistent=off --controls
 
     The first arm is the baseline, with every optimization off; several toggles run each alone and all
     together. Every boot is a fresh engine; the arms' boots alternate in blocks, in random order.
     Exit codes: 0 improved or equivalent, 1 regressed, 2 usage, 3 inconclusive, 4 void.
     """
+    from dsbench.builds import parse_arm
     from dsbench.plan import plan_experiment
     from dsbench.store import create, load_plan, resolve
     from dsbench.suite import Timeouts, load_suite
@@ -103,12 +135,25 @@ def ab(
         "hidden_size": hidden_size,
     }
     changed = {name: value for name, value in changes.items() if value is not None}
-    flags = {"dims": shape, "seed": seed, "load_format": load_format, **changed}
+    if synthetic_acceptance_rates is not None and synthetic_acceptance_length is not None:
+        raise InputError("--synthetic-acceptance-rates and --synthetic-acceptance-length say the same: give one")
+    passed = {
+        "draft_load_format": draft_load_format,
+        "synthetic_acceptance_rates": synthetic_acceptance_rates,
+        "synthetic_acceptance_length": synthetic_acceptance_length,
+    }
+    passed = {name: value for name, value in passed.items() if value is not None}
+    flags = {"dims": shape, "seed": seed, "load_format": load_format, **changed, **passed}
     plan = plan_experiment(
         toggles,
         suite,
         SHAPES[shape].with_changes(**changed),
-        engine_args=[part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))],
+        arms=[parse_arm(text) for text in arms],
+        speculative=speculative,
+        engine_args=[
+            *(part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))),
+            *(["--eager"] if eager else []),
+        ],
         blocks=blocks,
         seed=seed,
         controls=controls,

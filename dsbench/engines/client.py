@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from dsbench.parse.prometheus import Page, read_page
+
 
 class BadAnswer(Exception):
     """The server refused a request, or answered something that is not the protocol."""
@@ -26,6 +28,10 @@ class Completion:
     completion_tokens: int
     seconds: float
     """From sending the request to the last byte of the answer."""
+    names: list[str] | None = None
+    """Tokens as the engine's logprobs name them; None if they were not asked for."""
+    top: list[dict[str, float]] | None = None
+    """Log probabilities by name, at each token."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +66,41 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def complete(self, prompt: str | list[int], max_tokens: int, *, ignore_eos: bool = True) -> Completion:
-        """A greedy completion with its token ids."""
-        body = self._body(prompt=prompt, max_tokens=max_tokens, ignore_eos=ignore_eos, return_token_ids=True)
+    async def complete(
+        self,
+        prompt: str | list[int],
+        max_tokens: int,
+        *,
+        ignore_eos: bool = True,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        logprobs: int | None = None,
+    ) -> Completion:
+        """A completion with its token ids, greedy unless told otherwise."""
+        sampled = {"seed": seed, "logprobs": logprobs}
+        body = self._body(
+            prompt=prompt,
+            max_tokens=max_tokens,
+            ignore_eos=ignore_eos,
+            return_token_ids=True,
+            temperature=temperature,
+            **{key: value for key, value in sampled.items() if value is not None},
+        )
         start = time.perf_counter()
         answer = await self._post("/v1/completions", body)
         seconds = time.perf_counter() - start
         try:
             choice, usage = answer["choices"][0], answer["usage"]
             ids = choice.get("token_ids")
+            named = choice["logprobs"] if logprobs is not None else None
             return Completion(
                 str(choice["text"]),
                 None if ids is None else [int(i) for i in ids],
                 int(usage["prompt_tokens"]),
                 int(usage["completion_tokens"]),
                 seconds,
+                None if named is None else [str(name) for name in named["tokens"]],
+                None if named is None else [dict(top) for top in named["top_logprobs"]],
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise BadAnswer(f"/v1/completions answered without {error}") from None
@@ -123,10 +149,17 @@ class Client:
 
     async def counters(self) -> dict[str, float]:
         """Every counter of /metrics, summed over its labels, and the process start time."""
+        return read_counters(await self._metrics())
+
+    async def page(self) -> Page:
+        """/metrics with its labels."""
+        return read_page(await self._metrics())
+
+    async def _metrics(self) -> str:
         response = await self._http.get("/metrics")
         if response.status_code != 200:
             raise BadAnswer(_refusal("/metrics", response.status_code, response.content))
-        return read_counters(response.text)
+        return response.text
 
     def _body(self, **fields: Any) -> dict[str, Any]:
         return {"model": self.model, "temperature": 0.0, **fields}

@@ -75,8 +75,23 @@ def _head(plan: Plan) -> str:
 
 
 def _arm_line(plan: Plan, arm: Arm) -> str:
-    shared = f" (both with {', '.join(plan.baseline.on)})" if plan.baseline.on else ""
-    return f"{plan.baseline.name} -> {arm.name}: {' + '.join(arm.toggles)}{shared}"
+    common = [name for name in plan.baseline.takes if name in arm.on]
+    shared = f" (both with {', '.join(common)})" if common else ""
+    return (
+        f"{plan.baseline.name} -> {arm.name}: {' + '.join([*arm.toggles, *_build_changes(plan.baseline, arm)])}{shared}"
+    )
+
+
+def _build_changes(baseline: Arm, arm: Arm) -> list[str]:
+    """What the arm's build has that the baseline's has not, and the other way round."""
+    changes = []
+    if arm.speculative != baseline.speculative:
+        changes.append(f"speculative {baseline.speculative} -> {arm.speculative}")
+    if arm.args != baseline.args:
+        changes.append(f"args '{' '.join(baseline.args)}' -> '{' '.join(arm.args)}'")
+    if arm.env != baseline.env:
+        changes.append(f"env {baseline.env} -> {arm.env}")
+    return changes
 
 
 def _table(rows: Sequence[Verdict], footnotes: dict[str, int]) -> Table:
@@ -106,7 +121,7 @@ def change(row: Verdict) -> str:
     """`1,234 -> 1,202`; a sample carries its unit, since its difference is a percentage."""
     if row.baseline is None and row.candidate is None:
         return "unknown" if UNKNOWN in row.notes else "-"
-    unit = f" {row.unit}" if row.kind == "sample" else ""
+    unit = f" {row.unit}" if row.kind == "sample" or (row.kind == "counter-ratio" and not row.margin_absolute) else ""
     return f"{number(row.baseline)} -> {number(row.candidate)}{unit}"
 
 
@@ -114,8 +129,8 @@ def difference(row: Verdict) -> str:
     """`-32,768 B` for what is compared exactly, `+0.1 % [-0.9 %, +1.0 %]` for samples."""
     if row.delta is None:
         return "-"
-    if row.kind != "sample":
-        unit = f" {row.unit}" if row.kind == "exact" else ""
+    if row.kind in ("exact", "item") or row.margin_absolute:
+        unit = "" if row.kind == "item" else f" {row.unit}"
         span = f" [{signed(row.interval[0])}, {signed(row.interval[1])}]" if row.interval else ""
         return (f"{signed(row.delta)}{unit}" if row.delta else "0") + span
     if row.interval_of == "difference" or row.relative is None:
@@ -129,8 +144,11 @@ def how(row: Verdict) -> str:
     """`(exact, n=5+5)`; for samples and items the pairs, and p where a test could fire."""
     if row.word == "not-run" or (row.baseline is None and row.delta is None and not row.n_baseline):
         return ""
-    if row.kind == "exact":
+    if row.kind == "exact" or row.test == "equal counts":
         return f"(exact, n={row.n_baseline}+{row.n_candidate})"
+    if row.kind == "counter-ratio":
+        fired = f", p={row.p:.2g}" if row.p is not None else ""
+        return f"(n={row.n_baseline}+{row.n_candidate} boots{fired})"
     parts = [f"n={row.blocks} pairs" if row.kind == "sample" else f"{row.n_baseline} items"]
     if row.p is not None:
         parts.append(f"p={row.p:.2g}")
@@ -139,6 +157,8 @@ def how(row: Verdict) -> str:
 
 def verdict_words(row: Verdict) -> str:
     """The word, with the margin that an equivalence holds within."""
+    if row.word == "equivalent" and row.margin_absolute:
+        return f"equivalent within {row.margin * 100:g} point{'' if row.margin == 0.01 else 's'}"
     if row.word == "equivalent" and row.margin:
         return f"equivalent within {row.margin * 100:g} %"
     return row.word

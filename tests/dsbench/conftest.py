@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dsbench import records as r
+from dsbench.engines.embedded import flags
 from dsbench.plan import plan_experiment
-from dsbench.records import Plan, PlannedBoot, Record
+from dsbench.records import Arm, Plan, PlannedBoot, Record
 from dsbench.suite import Suite, parse_suite
 from impl.dims import PICO
 
@@ -74,14 +75,14 @@ def make_plan(small: Suite) -> Callable[..., Plan]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plan], list[str]]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plan, Arm], list[str]]:
     """The command of the fake engine, in place of the embedded one's."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("FAKE_FAULT", raising=False)
 
-    def command(plan: Plan) -> list[str]:
+    def command(plan: Plan, arm: Arm) -> list[str]:
         until = ["--until", "profile"] if plan.until == "profile" else []
-        return [sys.executable, str(ROOT / "tests/dsbench/fake_engine.py"), *plan.engine_args, *until]
+        return [sys.executable, str(ROOT / "tests/dsbench/fake_engine.py"), *flags(plan, arm), *until]
 
     return command
 

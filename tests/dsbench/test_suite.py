@@ -33,12 +33,12 @@ def problem(text: str) -> str:
 
 
 def test_shipped_suites_are_valid_and_what_they_say():
-    assert {"kv", "quick"} <= set(shipped())
+    assert {"kv", "quick", "spec"} <= set(shipped())
     for name in shipped():
         assert load_suite(name).name == name
     quick, kv = load_suite("quick"), load_suite("kv")
     assert (quick.blocks, quick.warmup_boots, quick.until) == (5, 1, "ready")
-    assert quick.probes.names() == ["kv", "smoke", "identity", "prefill", "decode"]
+    assert quick.probes.names() == ["kv", "smoke", "identity", "acceptance", "output_law", "prefill", "decode"]
     assert quick.probes.decode.streams == [1, 4]
     assert len(quick.probes.prefill.lengths) == 2
     assert (kv.blocks, kv.until, kv.probes.names()) == (2, "profile", ["kv"])

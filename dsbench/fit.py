@@ -1,0 +1,64 @@
+"""Which of a suite's probes, guards and drift controls make sense for the builds that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from dsbench.metrics import Metric, metric
+from dsbench.records import Arm
+from dsbench.suite import Probes, Suite
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What is left of a suite, and why the rest is not."""
+
+    probes: Probes
+    metrics: list[Metric]
+    guards: list[str]
+    drift_controls: list[str]
+    not_run: dict[str, str]
+    """Reasons, by probe."""
+    notes: list[str]
+
+
+def fit(suite: Suite, arms: Sequence[Arm], *, synthetic: bool) -> Fitted:
+    """The suite for these arms. `synthetic`: drafts are accepted at rates that were asked for."""
+    not_run = {name: why for name, why in _not_run(arms, synthetic).items() if getattr(suite.probes, name) is not None}
+    probes = suite.probes.without(*not_run)
+    metrics = [metric(key) for name in probes.names() for key in probes.metrics(name)]
+    if synthetic:
+        metrics = [m.model_copy(update={"better": "same"}) if m.key.startswith("accept.") else m for m in metrics]
+    notes = [f"{', '.join(names)}: not-run, {why}" for why, names in _by_reason(not_run).items()]
+    guards, controls = _expand(suite.guards, metrics), _expand(suite.drift_controls, metrics)
+    if any(arm.args or arm.env or arm.speculative != arms[0].speculative for arm in arms):
+        moved = [key for key in (*guards, *controls) if key.startswith("kv.")]
+        guards, controls = ([key for key in keys if key not in moved] for keys in (guards, controls))
+        if moved:
+            notes.append("the arms are different builds, which may need different memory: kv.* is shown, not guarded")
+    return Fitted(probes, metrics, guards, controls, not_run, notes)
+
+
+def _not_run(arms: Sequence[Arm], synthetic: bool) -> dict[str, str]:
+    silent = [arm.name for arm in arms if not arm.speculates]
+    reasons = {}
+    if len(silent) == len(arms):
+        reasons = dict.fromkeys(("acceptance", "output_law"), "no arm has speculation")
+    elif silent:
+        reasons["acceptance"] = f"{', '.join(silent)} has no speculation, so there is nothing to compare with"
+    if synthetic:
+        reasons |= dict.fromkeys(("smoke", "output_law"), "with synthetic acceptance the output is not the target's")
+    return reasons
+
+
+def _by_reason(not_run: dict[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, why in not_run.items():
+        found.setdefault(why, []).append(name)
+    return found
+
+
+def _expand(patterns: Sequence[str], metrics: Sequence[Metric]) -> list[str]:
+    return [m.key for m in metrics if any(fnmatchcase(m.key, pattern) for pattern in patterns)]
