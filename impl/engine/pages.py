@@ -74,6 +74,12 @@ def layer_pages(dims: Dims, geometry: KvGeometry, pool: Pool) -> list[LayerPages
     return layers
 
 
+def draft_pages(dims: Dims, geometry: KvGeometry, pool: Pool) -> list[LayerPages]:
+    """Each draft layer's views of the pool: sliding-window pages only."""
+    pages = [geometry.page(dims.n_layers + i, "swa") for i in range(geometry.n_draft_layers)]
+    return [LayerPages(swa_group=page.group, swa=pool[page.bucket][page.slot]) for page in pages]
+
+
 def page_shape(dims: Dims, geometry: KvGeometry) -> PageShape:
     """Entries a page of each kind holds, as a step needs them."""
     kinds = {4: "c4_state"} | {ratio: "c128_state" for ratio in dims.compress_ratios if ratio > 4}

@@ -53,6 +53,8 @@ class Request:
     """Tokens whose cache entries are written; 0 again after a preemption."""
     row: int | None = None
     """Line of the block tables while running."""
+    drafts: list[int] = field(default_factory=list)
+    """Proposed tokens behind the last known one, not verified yet."""
     finish_reason: FinishReason | None = None
     n_preemptions: int = 0
     arrival_time: float = field(default_factory=time.monotonic)

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from impl import __version__, tokenizer
 from impl.dims import Dims
 from impl.engine.blocks import BlockAllocator, least_blocks
-from impl.engine.pages import BlockTables, allocate_pool, layer_pages, page_shape
+from impl.engine.config import EngineConfig, check_weights, load_draft_parameters, load_parameters
+from impl.engine.pages import BlockTables, Pool, allocate_pool, draft_pages, layer_pages, page_shape
 from impl.engine.profile import MemoryMeter, MemoryProfile
 from impl.engine.request import FinishReason, Request, TokenLogprobs
+from impl.engine.rounds import Drawn, Rounds, token_logprobs
 from impl.engine.scheduler import Chunk, Plan, Scheduler
 from impl.engine.step import Step, build_step
 from impl.handshake import Handshake, Markers
 from impl.kv_geometry import Capacity, KvGeometry, Rule
 from impl.model.target import Target
-from impl.model.weights import SHIPPED, load_weights, parameter_shapes, random_weights
 from impl.ops.linear import linear
 from impl.ops.sampling import Logprobs, SamplingRows, logprobs, sample
 from impl.ops.workspace import Workspace
@@ -38,30 +34,7 @@ log = logging.getLogger("impl.engine.runner")
 
 KV_RULE: Rule = "0.25.1"
 """Tokens and concurrency by the version that, like this engine, has one batch in flight."""
-SERVING_LIMITS = ("name", "max_num_batched_tokens", "max_model_len", "max_num_seqs")
-"""Fields of the dims that weights do not fix."""
 GIB = 1 << 30
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """What one engine is started with."""
-
-    dims: Dims
-    toggles: ToggleSet
-    memory_budget: int
-    """Bytes for everything: weights, buffers, a step's activations, and with the rest KV pages."""
-    weights: Path | None = None
-    """None is the shipped file of the dims' name."""
-    load_format: Literal["auto", "dummy"] = "auto"
-    device: str = "cpu"
-    seed: int = 0
-    """Of dummy weights, and of requests that bring no seed."""
-    threads: int = 1
-
-    @property
-    def weights_path(self) -> Path:
-        return self.weights or SHIPPED / f"{self.dims.name}.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,47 +53,6 @@ class TokenEvent:
     error: str = ""
 
 
-def check_weights(config: EngineConfig) -> None:
-    """Raises ValueError, with one line, unless the budget holds the weights and their file is of the dims' shape.
-
-    Reads the file's header only.
-    """
-    size = sum(4 * prod(shape) for shape in parameter_shapes(config.dims).values())
-    if size > config.memory_budget:
-        raise ValueError(f"--memory-budget {config.memory_budget} does not hold the weights alone, {size} bytes")
-    if config.load_format == "dummy":
-        return
-    path = config.weights_path
-    if not path.is_file():
-        raise ValueError(f"no weights at {path}: train them with 'python -m impl.train', or use --load-format dummy")
-    try:
-        with safe_open(path, framework="pt") as file:
-            of_file = Dims.from_json(json.loads(file.metadata()["dims"]))
-    except Exception as error:
-        raise ValueError(f"{path} is not a readable weights file: {error}") from error
-    for name, value in config.dims.to_json().items():
-        if name not in SERVING_LIMITS and getattr(of_file, name) != value:
-            raise ValueError(
-                f"{name} is {value}, but the weights {path.name} have {getattr(of_file, name)}: "
-                "use --load-format dummy, or weights trained at this shape"
-            )
-
-
-def load_parameters(config: EngineConfig, device: torch.device) -> tuple[dict[str, Tensor], str]:
-    """The flat weights on `device`, and what they are: the file's sha256, or `dummy:SEED`."""
-    check_weights(config)
-    if config.load_format == "dummy":
-        weights, what = random_weights(config.dims, config.seed), f"dummy:{config.seed}"
-    else:
-        weights, _ = load_weights(config.weights_path)
-        what = hashlib.sha256(config.weights_path.read_bytes()).hexdigest()
-    on_device = {
-        name: tensor.to(device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in weights.items()
-    }
-    return on_device, what
-
-
 class Runner:
     """Weights, pages and scheduler of one rank. Not thread-safe: one thread boots it and steps it."""
 
@@ -136,21 +68,32 @@ class Runner:
         self.handshake = handshake
         self.markers = Markers()
         self.workspace = Workspace(self.device)
-        # A draft's layers get pages when there is a draft.
-        self.geometry = KvGeometry.of(dims, n_draft_layers=0)
+        self.geometry = KvGeometry.of(dims, n_draft_layers=config.n_draft_layers)
         self.page_shape = page_shape(dims, self.geometry)
         with MemoryMeter(self.device) as meter:
             start = time.monotonic()
             weights, what = load_parameters(config, self.device)
-            self.target = Target(dims, weights, config.toggles, self.markers, self.workspace, self.device)
+            drafting, draft_what = load_draft_parameters(config, self.device)
+            self.target = Target(
+                dims, weights, config.toggles, self.markers, self.workspace, self.device, method=config.speculative
+            )
             self.tables = BlockTables(self.geometry.groups, dims.max_num_seqs, dims.max_model_len, self.device)
-            n_bytes = sum(tensor.nbytes for tensor in weights.values())
+            self.rounds: Rounds | None = None
+            if config.speculative != "none":
+                self.rounds = Rounds(
+                    config, self.target, drafting, self.tables.tables, self.page_shape, self.markers, self.workspace,
+                    self.device,
+                )  # fmt: skip
+            elif config.toggles.on("dflash_staging_skip"):
+                self.markers.refuse("dflash_staging_skip", "inert: there is no draft without --speculative dspark")
+            n_bytes = sum(tensor.nbytes for tensor in (*weights.values(), *drafting.values()))
             log.info("Model loading took %.2f GiB and %.6f seconds", n_bytes / GIB, time.monotonic() - start)
             # The profile's step reads and writes the null block only. It stays: it is the pool's block 0.
-            self.pages = layer_pages(dims, self.geometry, allocate_pool(self.geometry, 1, self.device))
+            self._use_pool(allocate_pool(self.geometry, 1, self.device))
             self.batch_invariant = batch_invariant(weights, dims, self.device)
-            handshake.conditions(self._conditions(what))
-            self.profile = meter.profile(weights.values(), self.workspace, self._profile_step)
+            handshake.conditions(self._conditions(what, draft_what))
+            parameters = [*weights.values(), *drafting.values()]
+            self.profile = meter.profile(parameters, self.workspace, self._profile_step)
         self.capacity = self._capacity()
         self.n_blocks = self.capacity.blocks
         self._log_capacity()
@@ -161,9 +104,16 @@ class Runner:
         """Allocate the pool and start with an empty one; before this the engine knows its memory only."""
         dims, n_blocks = self.dims, self.n_blocks + 1
         self.pool = allocate_pool(self.geometry, n_blocks, self.device)
-        self.pages = layer_pages(dims, self.geometry, self.pool)
+        self._use_pool(self.pool)
         self.blocks = BlockAllocator(self.geometry.groups, n_blocks, dims.max_num_seqs)
-        self.scheduler = Scheduler(self.blocks, dims.max_num_batched_tokens, dims.max_num_seqs)
+        self.scheduler = Scheduler(
+            self.blocks, dims.max_num_batched_tokens, dims.max_num_seqs, self.config.draft_tokens
+        )
+
+    def _use_pool(self, pool: Pool) -> None:
+        self.pages = layer_pages(self.dims, self.geometry, pool)
+        if self.rounds is not None:
+            self.rounds.pages = draft_pages(self.dims, self.geometry, pool)
 
     def write_markers(self, at_most_every_s: float = 0.0) -> None:
         self.handshake.markers(self.markers, at_most_every_s=at_most_every_s)
@@ -182,8 +132,8 @@ class Runner:
         return events
 
     @torch.no_grad()
-    def _run(self, plan: Plan) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """Forward and sample: a token, and logprobs where they are wanted, for each chunk that samples."""
+    def _run(self, plan: Plan) -> Drawn:
+        """Forward and sample: tokens, and logprobs where they are wanted, for each chunk that samples."""
         self.tables.apply(self.blocks.changes)
         ids: list[int] = []
         positions: list[int] = []
@@ -191,23 +141,25 @@ class Runner:
         ends: list[int] = []
         for chunk in plan.chunks:
             length = chunk.end - chunk.start
-            ids += chunk.request.tokens(chunk.start, chunk.end)
+            ids += chunk.request.tokens(chunk.start, chunk.end - chunk.n_drafted)
+            ids += chunk.request.drafts[: chunk.n_drafted]
             positions += range(chunk.start, chunk.end)
             rows += [chunk.request.row or 0] * length
             if chunk.samples:
                 ends.append(len(ids) - 1)
-        step = self._build(ids, positions, rows, plan.n_decode)
-        hidden = self.target.forward(step, self.pages).hidden
+        step = self._build(ids, positions, rows, plan.n_decode_rows)
+        output = self.target.forward(step, self.pages)
+        if self.rounds is not None:
+            return self.rounds.finish(plan, step, output)
         if not ends:
-            return [], []
-        sampled = [chunk for chunk in plan.chunks if chunk.samples]
-        params = [c.request.sampling for c in sampled]
+            return Drawn([], [])
+        params = [chunk.request.sampling for chunk in plan.chunks if chunk.samples]
         how = SamplingRows.of(
             [(p.temperature, p.top_k, p.top_p, p.seed) for p in params], [positions[i] for i in ends], self.device
         )
         n_top = max((p.logprobs for p in params if p.logprobs is not None), default=None)
-        tokens, logs = self._sample(hidden, ends, how, n_top)
-        return tokens, [_token_logprobs(logs, i, p.logprobs) for i, p in enumerate(params)]
+        tokens, logs = self._sample(output.hidden, ends, how, n_top)
+        return Drawn([[t] for t in tokens], [[token_logprobs(logs, i, p.logprobs)] for i, p in enumerate(params)])
 
     def _build(self, ids: list[int], positions: list[int], rows: list[int], n_decode: int) -> Step:
         return build_step(ids, positions, rows, n_decode, self.tables.tables, self.page_shape, self.device)
@@ -221,13 +173,17 @@ class Runner:
             logs = logprobs(logits, tokens, n_top, self.workspace) if n_top is not None else None
         return tokens.tolist(), logs
 
-    def _append(self, plan: Plan, drawn: tuple[list[int], list[TokenLogprobs | None]]) -> list[TokenEvent]:
+    def _append(self, plan: Plan, drawn: Drawn) -> list[TokenEvent]:
+        """Append each request's tokens up to the one that ends it."""
         events = []
         sampled = (chunk.request for chunk in plan.chunks if chunk.samples)
-        for request, token, logs in zip(sampled, *drawn, strict=True):
-            before = request.last_token_time
-            request.append(token, tokenizer.decode([token]))
-            events.append(TokenEvent(request, token, request.new_text(), logs, before, request.finish_reason))
+        for request, tokens, logprobs_ in zip(sampled, drawn.tokens, drawn.logprobs, strict=True):
+            for token, logs in zip(tokens, logprobs_, strict=True):
+                before = request.last_token_time
+                request.append(token, tokenizer.decode([token]))
+                events.append(TokenEvent(request, token, request.new_text(), logs, before, request.finish_reason))
+                if request.finish_reason:
+                    break
         return events
 
     def _fail(self, plan: Plan, why: str) -> list[TokenEvent]:
@@ -251,9 +207,12 @@ class Runner:
         rows = [*range(n_seqs - 1)] + [n_seqs - 1] * length
         step = self._build([0] * len(rows), positions, rows, n_seqs - 1)
         step.max_position = dims.max_model_len - 1
-        hidden = self.target.forward(step, self.pages).hidden
+        output = self.target.forward(step, self.pages)
+        if self.rounds is not None:
+            self.rounds.profile(step, output)
+            return
         how = SamplingRows.of([(1.0, 1, 0.5, 0)] * n_seqs, [0] * n_seqs, self.device)
-        self._sample(hidden, list(range(n_seqs)), how, min(20, dims.vocab_size))
+        self._sample(output.hidden, list(range(n_seqs)), how, min(20, dims.vocab_size))
 
     def _capacity(self) -> Capacity:
         dims, budget = self.dims, self.config.memory_budget
@@ -276,7 +235,7 @@ class Runner:
         if least_blocks(self.geometry.groups, longest) > self.n_blocks:
             log.warning("The KV pool cannot hold one request of %s tokens; longer ones are refused", f"{longest:,}")
 
-    def _conditions(self, weights: str) -> dict[str, Any]:
+    def _conditions(self, weights: str, draft_weights: str) -> dict[str, Any]:
         dims, config = self.dims, self.config
         return {
             "engine": "embedded",
@@ -293,7 +252,12 @@ class Runner:
             "cache_state": "none",
             "graph_mode": "eager",
             "batch_invariant": self.batch_invariant,
-            "speculative": "none",
+            "speculative": config.speculative,
+            "draft_tokens": config.draft_tokens,
+            "draft_weights": draft_weights,
+            "draft_sample_method": config.draft_sample_method if self.rounds else "none",
+            "rejection_sample_method": "synthetic" if config.synthetic_rates is not None else "strict",
+            "synthetic_rates": list(config.synthetic_rates or ()),
             "max_num_batched_tokens": dims.max_num_batched_tokens,
             "max_model_len": dims.max_model_len,
             "max_num_seqs": dims.max_num_seqs,
@@ -342,13 +306,6 @@ def batch_invariant(
                     if any(not torch.equal(together[i], row) for i, row in enumerate(alone[:n])):
                         return False
     return True
-
-
-def _token_logprobs(logs: Logprobs | None, row: int, n_top: int | None) -> TokenLogprobs | None:
-    if logs is None or n_top is None:
-        return None
-    top = zip(logs.ids[row, :n_top].tolist(), logs.top[row, :n_top].tolist(), strict=True)
-    return TokenLogprobs(float(logs.chosen[row]), tuple(top))
 
 
 __all__ = ["Chunk", "EngineConfig", "Runner", "TokenEvent", "batch_invariant", "check_weights", "kv_profile"]

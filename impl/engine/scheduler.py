@@ -3,13 +3,16 @@
 Running requests keep their arrival order, and decodes are served before prefill chunks. A request
 that lacks blocks takes them from the youngest; that one goes back to the head of the waiting line
 with its outputs kept, and is computed again from its first token when there is room.
+
+A decode's chunk is its last token and the drafts behind it. Drafts come out of what the budget has
+left once every decode has its one token, and out of half of that while a prompt is being computed.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from impl.engine.blocks import BlockAllocator, least_blocks
 from impl.engine.request import FinishReason, Request
@@ -25,6 +28,10 @@ class Chunk:
     is_decode: bool
     samples: bool
     """Whether its last row yields the request's next token."""
+    n_drafted: int = 0
+    """Its last rows that hold drafts, to be verified."""
+    draft_limit: int = 0
+    """Query rows of the draft that follows this step may take the positions before it; 0: no draft follows."""
 
 
 @dataclass
@@ -38,12 +45,20 @@ class Plan:
     def n_tokens(self) -> int:
         return sum(chunk.end - chunk.start for chunk in self.chunks)
 
+    @property
+    def n_decode_rows(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.chunks[: self.n_decode])
+
 
 class Scheduler:
     """Continuous batching over a block allocator. Call `plan`, run the step, then `complete`."""
 
-    def __init__(self, blocks: BlockAllocator, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    def __init__(
+        self, blocks: BlockAllocator, max_num_batched_tokens: int, max_num_seqs: int, draft_tokens: int = 0
+    ) -> None:
+        """`draft_tokens`: K, the drafts of a round; 0 without speculation."""
         self.blocks = blocks
+        self.draft_tokens = draft_tokens
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self.running: list[Request] = []
@@ -87,18 +102,24 @@ class Scheduler:
         prefills: list[Chunk] = []
         n_decodes = min(sum(request.is_decode for request in self.running), self.max_num_batched_tokens)
         budget = self.max_num_batched_tokens - n_decodes
+        for_drafts = budget if all(request.is_decode for request in self.running) else budget // 2
         preempted = False
         # Blocks are taken in arrival order, so that a victim is never a request already chosen.
         for request in list(self.running):
             if request.row is None:  # preempted by an older one
                 continue
-            room = min(1, n_decodes - len(decodes)) if request.is_decode else budget
-            length, took = self._make_room(request, min(request.remaining, room))
+            if request.is_decode:
+                room = min(1, n_decodes - len(decodes)) and 1 + min(self._n_drafts(request), for_drafts, budget)
+            else:
+                room = min(request.remaining, budget)
+            length, took = self._make_room(request, room)
             preempted |= took
             if not length:
                 continue
             if request.is_decode:
                 decodes.append(self._chunk(request, length))
+                for_drafts -= length - 1
+                budget -= length - 1
             else:
                 prefills.append(self._chunk(request, length))
                 budget -= length
@@ -108,7 +129,7 @@ class Scheduler:
                 break
             prefills.append(chunk)
             budget -= chunk.end - chunk.start
-        return Plan(decodes + prefills, len(decodes))
+        return Plan([self._with_draft(chunk) for chunk in decodes + prefills], len(decodes))
 
     def complete(self, plan: Plan) -> None:
         """Note a step as done and give back the pages it has passed; requests that are finished leave."""
@@ -116,7 +137,7 @@ class Scheduler:
             request = chunk.request
             if request.row is None:  # aborted meanwhile
                 continue
-            request.computed = chunk.end
+            request.computed = _kept(chunk)
             if request.finish_reason:
                 self._leave(request)
             else:
@@ -126,7 +147,28 @@ class Scheduler:
         assert request.row is not None
         end = request.computed + length
         self.blocks.grow(request.row, end)
-        return Chunk(request, request.computed, end, request.is_decode, end == request.n_tokens)
+        n_drafted = max(end - request.n_tokens, 0)
+        return Chunk(request, request.computed, end, request.is_decode, end >= request.n_tokens, n_drafted)
+
+    def _n_drafts(self, request: Request) -> int:
+        """Drafts worth verifying: one token more is emitted than is accepted."""
+        return min(len(request.drafts), request.sampling.max_tokens - len(request.outputs) - 1)
+
+    def _with_draft(self, chunk: Chunk) -> Chunk:
+        """Map pages for the query rows of the draft that follows the chunk, where that takes nothing from anyone.
+
+        Without free blocks the draft is shorter, or there is none.
+        """
+        request = chunk.request
+        if not self.draft_tokens or not chunk.samples or request.row is None:
+            return chunk
+        # The last position computed is most_tokens - 1, and a query row's draft is verified one position on.
+        limit = min(chunk.end + self.draft_tokens, request.most_tokens - 1)
+        if limit > chunk.end and self.blocks.missing(request.row, limit) <= self.blocks.n_free:
+            self.blocks.grow(request.row, limit)
+        else:
+            limit = min(limit, chunk.end)
+        return replace(chunk, draft_limit=limit) if limit > chunk.end - chunk.n_drafted else chunk
 
     def _make_room(self, request: Request, want: int) -> tuple[int, bool]:
         """Tokens of `want` that there are blocks for, at least one if younger requests can make way for it."""
@@ -168,6 +210,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self._leave(request)
         request.computed = 0
+        request.drafts.clear()
         request.n_preemptions += 1
         self.n_preemptions += 1
         self.waiting.appendleft(request)
@@ -178,3 +221,12 @@ class Scheduler:
         heapq.heappush(self._free_rows, request.row)
         request.row = None
         self.running.remove(request)
+
+
+def _kept(chunk: Chunk) -> int:
+    """Positions whose cache entries stand after the chunk's step.
+
+    The last known token is not computed yet, and what drafts beyond it have written is written again: rejected rows
+    leave no other trace, since nothing before their positions reads them.
+    """
+    return min(chunk.end, chunk.request.n_tokens - 1)

@@ -8,6 +8,7 @@ Source: deepseek_v4_dspark.md sections 3.2 to 3.5.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -137,6 +138,42 @@ def build_step(
         if done:
             step.emissions[ratio] = _emission(done, ratio, at, rows, block_tables, pages, device)
     return step
+
+
+def window_step(
+    token_ids: Tensor,
+    positions: Tensor,
+    limits: Tensor,
+    request_rows: Tensor,
+    block_tables: dict[str, Tensor],
+    groups: Iterable[str],
+    pages: PageShape,
+    max_model_len: int,
+) -> Step:
+    """A step for layers that only have a window, from device tensors alone: int64 [N] each.
+
+    Rows at or beyond `limits` have no page: they write to the null block.
+    """
+    seen = positions[:, None] - _last(pages.window, positions.device)
+    valid = (seen >= 0) & (seen < limits[:, None])
+    seen = seen.clamp(0, max_model_len - 1)
+    swa_slots, window_slots = {}, {}
+    for group in sorted(set(groups)):
+        window_slots[group] = _slots(block_tables[group], request_rows[:, None], seen, pages.swa_tokens) * valid
+        swa_slots[group] = window_slots[group][:, -1].contiguous()
+    return Step(
+        token_ids=token_ids,
+        positions=seen[:, -1].contiguous(),
+        request_rows=request_rows,
+        n_decode=token_ids.shape[0],
+        block_tables=block_tables,
+        swa_slots=swa_slots,
+        window_slots=window_slots,
+        window_valid=valid,
+        state_slots={},
+        emissions={},
+        visible={},
+    )
 
 
 def _emission(

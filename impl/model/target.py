@@ -57,6 +57,21 @@ class Layer:
         self.moe_seam = Seam(_seam_weights(dims, weights, f"{at}hc_ffn", f"{at}ffn_norm"), toggles, markers, workspace)
         self.moe = Moe(dims, index, weights)
 
+    def forward(self, streams: Streams, step: Step, pages: LayerPages, workspace: Workspace) -> None:
+        """Advance `streams` over the layer; its MoE output is left in `streams.y`, for the next seam to add."""
+        cell = self.attention_seam(streams)
+        streams.y = self.attention.forward(cell, step, pages, workspace)
+        cell = self.moe_seam(streams)
+        streams.y = self.moe.forward(cell, step.token_ids, workspace)
+
+
+def enter(embed: Tensor, token_ids: Tensor, hc_mult: int) -> Streams:
+    """Every stream starts as the embedding, in storage of its own: seams may write over it."""
+    rows = embed[token_ids].to(torch.bfloat16)
+    residual = rows.new_empty(rows.shape[0], hc_mult, rows.shape[1])
+    residual.copy_(rows[:, None, :])
+    return Streams(residual)
+
 
 class Target:
     """The model on one device. `weights` is the flat dictionary of `impl.model.weights`."""
@@ -102,15 +117,12 @@ class Target:
     @torch.no_grad()
     def forward(self, step: Step, pages: list[LayerPages]) -> TargetOutput:
         """One step of N <= T rows. Writes their cache entries into `pages`."""
-        streams = self._enter(step.token_ids)
+        streams = enter(self.embed, step.token_ids, self.dims.hc_mult)
         aux = self.aux[: step.n_tokens]
         captured: Tensor | None = None
         last = len(self.layers) - 1
         for i, (layer, layer_pages) in enumerate(zip(self.layers, pages, strict=True)):
-            cell = layer.attention_seam(streams)
-            streams.y = layer.attention.forward(cell, step, layer_pages, self.workspace)
-            cell = layer.moe_seam(streams)
-            streams.y = layer.moe.forward(cell, step.token_ids, self.workspace)
+            layer.forward(streams, step, layer_pages, self.workspace)
             if i not in self.dims.aux_layers:
                 continue
             mean = aux[:, self.dims.aux_layers.index(i)]
@@ -138,13 +150,6 @@ class Target:
     def logits(self, rows: Tensor) -> Tensor:
         """fp32 [n, V] of hidden rows bf16 [n, H], in workspace memory: call inside a workspace scope."""
         return linear(rows, self.lm_head, self.workspace)
-
-    def _enter(self, token_ids: Tensor) -> Streams:
-        """Every stream starts as the embedding, in storage of its own: seams may write over it."""
-        rows = self.embed[token_ids].to(torch.bfloat16)
-        residual = rows.new_empty(rows.shape[0], self.dims.hc_mult, rows.shape[1])
-        residual.copy_(rows[:, None, :])
-        return Streams(residual)
 
     def _final(self, final: Tensor) -> Tensor:
         if self.mtp_hidden is not None:

@@ -95,6 +95,16 @@ def sample(logits: Tensor, rows: SamplingRows, workspace: Workspace, tag: int = 
         return torch.where(rows.temperature > 0, scores.argmax(-1), best)
 
 
+def cut_logits_(logits: Tensor, rows: SamplingRows, workspace: Workspace) -> None:
+    """Set logits fp32 [n, V] to -inf for the tokens that a row's top-k and top-p leave out; in place."""
+    with workspace.scope():
+        scores = workspace.empty(tuple(logits.shape), torch.float32)
+        torch.div(logits, torch.where(rows.temperature > 0, rows.temperature, 1.0)[:, None], out=scores)
+        _cut(scores, rows, workspace)
+        outside = workspace.empty(tuple(logits.shape), torch.bool)
+        logits.masked_fill_(torch.eq(scores, -torch.inf, out=outside), -torch.inf)
+
+
 def logprobs(logits: Tensor, tokens: Tensor, n_top: int, workspace: Workspace) -> Logprobs:
     """Log probabilities by the logits themselves: before temperature and cuts."""
     with workspace.scope():

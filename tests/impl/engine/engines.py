@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -17,9 +18,15 @@ _names = itertools.count()
 
 
 def boot_runner(
-    dims: Dims = PICO, *, budget: int = 16 << 20, seed: int = 0, toggles: str = "", handshake: Handshake | None = None
+    dims: Dims = PICO,
+    *,
+    budget: int = 16 << 20,
+    seed: int = 0,
+    toggles: str = "",
+    handshake: Handshake | None = None,
+    **settings: Any,
 ) -> Runner:
-    config = EngineConfig(dims, ToggleSet.parse(toggles), budget, load_format="dummy", seed=seed)
+    config = EngineConfig(dims, ToggleSet.parse(toggles), budget, load_format="dummy", seed=seed, **settings)
     runner = Runner(config, handshake or Handshake(None))
     runner.allocate_pages()
     return runner
