@@ -33,10 +33,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, help="CPU threads (default: what torch chooses)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scale", type=int, default=1, help="multiplies the rows of every step (default 1; GPU: 16)")
+    parser.add_argument("--scale", type=int, default=1, help="multiplies the rows of every step (default 1; GPU: 48)")
     parser.add_argument("--learning-rate", type=float, default=DraftSettings.learning_rate)
     parser.add_argument("--workers", type=int, default=0, metavar="N",
-                        help="processes that make text ahead (default 0: none; GPU: 4)")  # fmt: skip
+                        help="processes that make text ahead (default 0: none; GPU: 8)")  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="go on from DIR/checkpoint.pt, with the same options")
     return parser
 

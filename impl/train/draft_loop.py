@@ -24,7 +24,7 @@ from impl.train.prefetch import Rows
 class DraftSettings(Run):
     """What fixes a run of the draft."""
 
-    learning_rate: float = 3e-3
+    learning_rate: float = 4e-3
     target: str = ""
     """SHA-256 of the target's file"""
     warmup: float = 0.04
