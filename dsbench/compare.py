@@ -282,7 +282,7 @@ def _by_item(observed: Mapping[int, list[Observation]]) -> dict[str, list[Value]
 def _told(observed: Mapping[int, list[Observation]], items: Sequence[str]) -> list[str]:
     """What the engine gave for the first of some items where it was wrong."""
     wrong = (o for seen in observed.values() for o in seen if o.item in items[:1] and o.value == 0 and o.text)
-    return [f"{o.item} in boot {o.boot}: {o.text[:120]}" for o in wrong if o.text][:1]
+    return [f"{o.item} in boot {o.boot}: {' '.join(o.text.split())[:120]}" for o in wrong if o.text][:1]
 
 
 def _clusters(observed: Mapping[int, list[Observation]]) -> dict[str, str]:

@@ -30,7 +30,7 @@ class _Item:
     effect: float
     """Change in the margin's own terms: a difference, or a fraction of the baseline."""
     exact: bool
-    """Greedy, and all boots of each arm counted the same."""
+    """Greedy, and all boots of each arm counted the same; or both arms counted the same in every block."""
     p: float
     interval: Interval
     word: Word = "inconclusive"
@@ -44,8 +44,8 @@ def compare_ratios(
 ) -> Verdict:
     """Exact where greedy counts repeat in every boot of an arm; otherwise boots are permuted between the arms.
 
-    Holm corrects over the items. A row is regressed if one item is; its figures are those of the item that
-    decided.
+    Boots of one block have the same seeds: sampled counts that are the same in every block are the same. Holm
+    corrects over the items. A row is regressed if one item is; its figures are those of the item that decided.
     """
     a, b = _by_item(baseline), _by_item(candidate)
     names = [name for name in a if name in b and pooled_or_none(a[name]) is not None]
@@ -84,13 +84,14 @@ def compare_ratios(
 def _item(this: Comparison, name: str, a: ByBoot, b: ByBoot, blocks: Mapping[int, int | None]) -> _Item:
     base, cand = pooled(list(a.values())), pooled(list(b.values()))
     repeats = len(set(a.values())) == 1 and len(set(b.values())) == 1
-    steps = _steps(this, {blocks[n]: c for n, c in a.items()}, {blocks[n]: c for n, c in b.items()})
+    of_a, of_b = {blocks[n]: c for n, c in a.items()}, {blocks[n]: c for n, c in b.items()}
+    steps = _steps(this, of_a, of_b)
     return _Item(
         name=name,
         baseline=base,
         candidate=cand,
         effect=_effect(this, base, cand),
-        exact=f" {GREEDY}" in f" {name}" and repeats,
+        exact=(repeats and f" {GREEDY}" in name) or of_a == of_b,
         p=permutation_p(list(a.values()), list(b.values())),
         interval=interval(steps, this.plan.equivalence_confidence) if steps else Interval(-1.0, 1.0, 1.0),
     )

@@ -16,24 +16,23 @@ NEAR_BOUND = 0.95
 """Share of the drafts, and of the last draft, from which acceptance is at its bound."""
 CERTAIN_POSITION = 0.999
 
-Judgement = str
-
 
 def plausible(
     length: float | None, depth: int, per_position: Sequence[float] | None = None, workload: str = "prose"
-) -> Judgement:
+) -> str:
     """What a mean acceptance length with `depth` drafts a round is worth; `unknown` if there is none.
 
-    Prose near the bound is a fault; predictable text may be near it without one, and says nothing of a draft.
+    Prose near the bound is a fault; predictable text may be near it without one: counting gives high figures even
+    with a draft that has suffered.
     """
     if length is None:
         return "unknown"
     if length > depth + 1 or length < 1:
         return f"impossible ({'above depth + 1' if length > 1 else 'below 1'})"
+    if workload != "prose":
+        return "not a quality measure (predictable text)"
     certain = any(rate >= CERTAIN_POSITION for rate in per_position or ())
-    if length <= depth + NEAR_BOUND and not certain:
-        return "plausible"
-    return "implausible" if workload == "prose" else "not a quality measure (predictable text)"
+    return "implausible" if certain or length > depth + NEAR_BOUND else "plausible"
 
 
 def acceptance_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:

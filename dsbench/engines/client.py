@@ -92,7 +92,7 @@ class Client:
         try:
             choice, usage = answer["choices"][0], answer["usage"]
             ids = choice.get("token_ids")
-            named = choice["logprobs"] if logprobs is not None else None
+            named = choice.get("logprobs") if logprobs is not None else None
             return Completion(
                 str(choice["text"]),
                 None if ids is None else [int(i) for i in ids],

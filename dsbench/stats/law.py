@@ -85,23 +85,23 @@ def cells(contexts: Sequence[Context]) -> list[Cell]:
     kept += [cell for cell in pooled.values() if cell[1] >= EXPECTED_AT_LEAST]
     kept.sort(key=lambda cell: -cell[1])
     n = sum(context.n for context in contexts)
-    rest = n - sum(seen for seen, _ in kept), max(n - sum(expected for _, expected in kept), 0.0)
-    if rest[1] < EXPECTED_AT_LEAST and len(kept) > 1:
-        seen, expected = kept.pop()
-        rest = rest[0] + seen, rest[1] + expected
-    return [*kept, rest]
+    return [*kept, (n - sum(seen for seen, _ in kept), max(n - sum(expected for _, expected in kept), 0.0))]
 
 
 def _statistic(found: Sequence[Cell], n: int) -> tuple[float, int]:
     """Chi-square of one position and its degrees of freedom.
 
-    Where one token has nearly all the probability, its cell is the only large one: then the others' share is
-    tested by the binomial tail, which bounds that of a sum over contexts (Hoeffding 1956).
+    A rest too small for a cell is tested by its binomial tail, which bounds that of a sum over contexts
+    (Hoeffding 1956), and the other cells given its count: so a token that cannot be is seen.
     """
-    seen, expected = found[-1]
-    if len(found) == 2 and expected < EXPECTED_AT_LEAST:
-        return float(chi2.isf(binom.sf(seen - 1, n, expected / n), 1)), 1
-    return sum((seen - expected) ** 2 / expected for seen, expected in found if expected > 0), len(found) - 1
+    *kept, (rest, expected_rest) = found
+    if not kept or expected_rest >= EXPECTED_AT_LEAST:
+        return sum((seen - expected) ** 2 / expected for seen, expected in found), len(kept)
+    tail = float(chi2.isf(binom.sf(rest - 1, n, expected_rest / n), 1))
+    scale = (n - rest) / (n - expected_rest)
+    if not scale:
+        return tail, 1
+    return tail + sum((seen - scale * e) ** 2 / (scale * e) for seen, e in kept), max(len(kept), 1)
 
 
 def holm(ps: Sequence[float]) -> list[float]:

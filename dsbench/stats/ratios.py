@@ -27,7 +27,9 @@ def pooled(boots: Sequence[Counts]) -> float:
 
 
 def permutation_p(baseline: Sequence[Counts], candidate: Sequence[Counts]) -> float:
-    """Two-sided p of the hypothesis that it does not matter which arm a boot is of."""
+    """Two-sided p of the hypothesis that it does not matter which arm a boot is of; 1 with one boot in an arm."""
+    if min(len(baseline), len(candidate)) < 2:
+        return 1.0
     counts = np.asarray([*baseline, *candidate], dtype=np.float64)
 
     def difference(x: NDArray[np.float64], y: NDArray[np.float64], axis: int) -> NDArray[np.float64]:

@@ -107,6 +107,7 @@ def _boot_records(
     n, arm, pid = boot.number, plan.arm(boot.arm), 1000 + boot.number
     taken = {name: 3 for name in arm.takes}
     facts = {"schema": 1, "rank": 0, "pid": pid, "toggles": arm.on, "dims": plan.dims, "seed": 0, "cache_state": "cold"}
+    facts |= {"speculative": arm.speculative or "none", "graph_mode": "eager" if "--eager" in arm.args else "replay"}
     yield r.BootStarted(boot=n, time="t", arm=boot.arm, block=boot.block, phase=boot.phase)
     yield r.Conditions(boot=n, rank=0, values=facts)
     yield r.KvProfile(boot=n, rank=0, values={"source": "live-bytes"})
@@ -119,6 +120,9 @@ def _boot_records(
                 items = given if isinstance(given, dict) else dict.fromkeys("abcd", [1, 2] if "tokens" in key else 1)
                 for item, value in items.items():
                     yield r.Observation(**known, item=item, value=value)
+            elif plan.metric(key).kind == "counter-ratio":
+                for item, (above, below) in (given or {"prose greedy": (50, 100), "prose t=1": (45, 100)}).items():
+                    yield r.Observation(**known, item=item, value=above / below if below else None, raw=[above, below])
             elif plan.metric(key).clock:
                 value = given if given is not None else 100 * (1 + 0.001 * rng.gauss(0, 1))
                 yield r.Observation(**known, value=value, raw=[value, value * 1.01])

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -40,6 +41,9 @@ def fault() -> str:
 
 FAULT = fault()
 counts = {"prompt": 0, "generation": 0}
+DEPTH = 5
+drafts = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0, "positions": [0] * DEPTH}
+flags = argparse.Namespace(speculative="none")
 markers = Markers()
 handshake = Handshake.from_environment()
 
@@ -53,6 +57,47 @@ def tokens_for(prompt: str | list[int], number: int) -> list[int]:
     return random.Random(seed).choices(range(95), k=number)
 
 
+def law(ids: list[int]) -> dict[int, float]:
+    """A distribution over 12 tokens, by what stands before."""
+    rng = random.Random(f"law {ids}")
+    tokens = rng.sample(range(95), 12)
+    weights = [rng.expovariate(1) ** 2 for _ in tokens]
+    return {token: weight / sum(weights) for token, weight in zip(tokens, weights, strict=True)}
+
+
+def sampled(ids: list[int], number: int, rng: random.Random) -> list[int]:
+    """The first token follows the law; the others do too, unless a stale draft is planted."""
+    out: list[int] = []
+    while len(out) < number:
+        stale = FAULT == "stale-draft" and out and rng.random() < 0.5
+        chances = law([*ids, *out, 0] if stale else [*ids, *out])
+        out += rng.choices(list(chances), list(chances.values()))
+    return out
+
+
+def count_drafts(number: int, temperature: float, rng: random.Random) -> None:
+    """Rounds that emit all tokens but the first."""
+    rate = 0.5 if not temperature else 0.995 if FAULT == "stale-draft" else 0.6
+    if flags.synthetic_acceptance_rates:
+        rate = 0.9 if FAULT == "positional" else 0.3
+    left = number - 1
+    while left > 0:
+        accepted = next((k for k in range(DEPTH) if rng.random() >= rate), DEPTH)
+        drafts["drafts"] += 1
+        drafts["draft_tokens"] += DEPTH
+        drafts["accepted_tokens"] += accepted
+        drafts["positions"] = [n + (k < accepted) for k, n in enumerate(drafts["positions"])]
+        left -= accepted + 1
+
+
+def logprobs_of(ids: list[int], out: list[int], top: int) -> dict[str, Any]:
+    tops = []
+    for place in range(len(out)):
+        likely = sorted(law([*ids, *out[:place]]).items(), key=lambda entry: -entry[1])[:top]
+        tops.append({f"<{token}>": math.log(chance) for token, chance in likely})
+    return {"tokens": [f"<{token}>" for token in out], "top_logprobs": tops}
+
+
 async def completions(request: Request) -> Response:
     body = await request.json()
     prompt, number = body["prompt"], body["max_tokens"]
@@ -60,6 +105,14 @@ async def completions(request: Request) -> Response:
     counts["prompt"] += length
     counts["generation"] += number
     usage = {"prompt_tokens": length, "completion_tokens": number, "total_tokens": length + number}
+    rng = random.Random(f"{prompt} {body.get('seed')} {os.getpid() if FAULT == 'nondeterministic' else ''}")
+    if flags.speculative != "none":
+        count_drafts(number, body["temperature"], rng)
+    if body["temperature"]:
+        ids = prompt if isinstance(prompt, list) else [ord(c) for c in prompt]
+        out = sampled(ids, number, rng)
+        named = logprobs_of(ids, out, body["logprobs"]) if "logprobs" in body else None
+        return JSONResponse({"choices": [{"text": "?", "token_ids": out, "logprobs": named}], "usage": usage})
     if FAULT == "reset" and body.get("stream"):
         counts.update(prompt=0, generation=0)
     if FAULT == "die" and length > 200:
@@ -99,6 +152,14 @@ async def metrics(request: Request) -> Response:
     lines = []
     for name, value in counts.items():
         lines += [f"# TYPE vllm:{name}_tokens_total counter", f'vllm:{name}_tokens_total{{model_name="pico"}} {value}']
+    if flags.speculative != "none" and FAULT != "no-drafts":
+        names = [f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")]
+        lines += [f"# TYPE {name} counter\n{name} {value}" for name, value in zip(names, drafts.values(), strict=False)]
+        name = f"{names[2].removesuffix('_total')}_per_pos_total"
+        lines += [
+            f"# TYPE {name} counter",
+            *(f'{name}{{position="{k}"}} {n}' for k, n in enumerate(drafts["positions"])),
+        ]
     return PlainTextResponse("\n".join(lines) + "\n")
 
 
@@ -113,6 +174,9 @@ def write_files(args: argparse.Namespace) -> None:
         "seed": args.seed,
         "cache_state": "cold",
         "batch_invariant": True,
+        "speculative": "none" if FAULT == "method-ignored" else args.speculative,
+        "draft_tokens": DEPTH if args.speculative != "none" else 0,
+        "graph_mode": "eager" if args.eager else "replay",
     }
     if FAULT == "condition":
         facts["seed"] = 99
@@ -159,7 +223,11 @@ def main() -> None:
     parser.add_argument("--until", default="ready-forever")
     parser.add_argument("--max-num-batched-tokens", type=int)
     parser.add_argument("--max-model-len", type=int)
-    args = parser.parse_args()
+    parser.add_argument("--speculative", default="none")
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--draft-load-format")
+    parser.add_argument("--synthetic-acceptance-rates")
+    args = parser.parse_args(namespace=flags)
     print(f"fake engine pid {os.getpid()} at {time.time_ns()}", file=sys.stderr, flush=True)
     if FAULT == "exit":
         sys.exit("planted exit")

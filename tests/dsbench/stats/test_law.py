@@ -83,6 +83,7 @@ def test_rare_tokens_are_pooled_over_contexts_then_as_the_rest():
 def test_nothing_to_compare_is_no_rejection():
     assert compare_law([]).p == 1.0
     assert compare_law([[], [Context({}, {"a": 1.0})]]).degrees == 0
+    assert compare_law([[Context({"a": 1, "b": 2}, {"a": 0.5})]]).degrees == 0
 
 
 def test_total_variation_is_half_the_sum_of_differences():

@@ -29,6 +29,7 @@ def test_equal_arms_give_no_reason():
 def test_what_could_not_fire():
     assert smallest_p(2, 2) == pytest.approx(1 / 3)
     assert smallest_p(1, 1) == 1.0
+    assert permutation_p([(1, 9)], [(9, 9), (9, 9)]) == 1.0
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1])
