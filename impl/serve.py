@@ -18,6 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from impl.dims import SHAPES, Dims
+from impl.engine.acceptance import synthetic_conditional_rates
 from impl.engine.core import Engine
 from impl.engine.metrics import EngineMetrics
 from impl.engine.runner import EngineConfig, Runner, check_weights
@@ -46,6 +47,10 @@ def _count(text: str) -> int:
     return value
 
 
+def _rates(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
+
+
 def parser() -> argparse.ArgumentParser:
     flags = _Parser(prog="python -m impl.serve", description=__doc__, allow_abbrev=False)
     add = flags.add_argument
@@ -62,6 +67,16 @@ def parser() -> argparse.ArgumentParser:
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--seed", type=int, default=0, help="of dummy weights, and of requests without a seed")
     add("--threads", type=_count, default=1, help="torch threads")
+    add("--speculative", choices=["none", "mtp", "dspark"], default="none", help="how tokens are drafted")
+    add("--draft-weights", type=Path, help="safetensors file (default: the shipped one of these dims and method)")
+    add("--draft-load-format", choices=["auto", "dummy"], help="of the draft's weights (default: as --load-format)")
+    add("--draft-sample-method", choices=["probabilistic", "greedy"], default="probabilistic")
+    add("--rejection-sample-method", choices=["strict", "synthetic"], default="strict",
+        help="synthetic: accept by given rates, whatever the target says; the text means nothing then")  # fmt: skip
+    add("--synthetic-acceptance-length", type=float, help="tokens a round emits on average, bonus included")
+    add("--synthetic-acceptance-rates", type=_rates, metavar="A,A,...", help="share of rounds that accept each draft")
+    add("--eager", action=argparse.BooleanOptionalAction, default=True,
+        help="do not replay captured graphs (--no-eager captures the draft's passes)")  # fmt: skip
     add("--max-body-bytes", type=_count, default=8 << 20, help="longest HTTP body taken")
     add("--until", choices=["profile", "ready-forever"], default="ready-forever", help="profile: write the files, exit")
     return flags
@@ -87,9 +102,27 @@ def read_config(args: argparse.Namespace) -> EngineConfig:
         device=args.device,
         seed=args.seed,
         threads=args.threads,
+        speculative=args.speculative,
+        draft_weights=args.draft_weights,
+        draft_load_format=args.draft_load_format,
+        draft_sample_method=args.draft_sample_method,
+        synthetic_rates=read_synthetic(args, dims),
+        eager=args.eager,
     )
     check_weights(config)
     return config
+
+
+def read_synthetic(args: argparse.Namespace, dims: Dims) -> tuple[float, ...] | None:
+    """Conditional rates of synthetic acceptance; None for strict verification. Raises ValueError."""
+    rates, length = args.synthetic_acceptance_rates, args.synthetic_acceptance_length
+    if args.rejection_sample_method == "strict":
+        if rates is not None or length is not None:
+            raise ValueError("synthetic acceptance rates or length need --rejection-sample-method synthetic")
+        return None
+    if args.speculative == "none":
+        raise ValueError("--rejection-sample-method synthetic needs drafts: add --speculative mtp or dspark")
+    return synthetic_conditional_rates(dims.draft_tokens, rates, length)
 
 
 def boot(config: EngineConfig, handshake: Handshake) -> Runner:

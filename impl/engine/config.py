@@ -50,7 +50,7 @@ class EngineConfig:
     synthetic_rates: tuple[float, ...] | None = None
     """Conditional rates of synthetic acceptance, one a draft; None verifies by the target."""
     eager: bool = True
-    """False replays captured graphs."""
+    """False replays captured graphs, where the method has any."""
 
     @property
     def weights_path(self) -> Path:
@@ -63,6 +63,11 @@ class EngineConfig:
     @property
     def draft_format(self) -> LoadFormat:
         return self.draft_load_format or self.load_format
+
+    @property
+    def graph_mode(self) -> Literal["replay", "eager"]:
+        """Replayed are the DSpark draft's passes; nothing else is captured."""
+        return "replay" if self.speculative == "dspark" and not self.eager else "eager"
 
     @property
     def n_draft_layers(self) -> int:
@@ -115,9 +120,8 @@ def check_weights(config: EngineConfig) -> None:
     if size > config.memory_budget:
         raise ValueError(f"--memory-budget {config.memory_budget} does not hold the weights alone, {size} bytes")
     if config.load_format != "dummy":
-        _check_header(
-            config, config.weights_path, "--load-format", "train them with 'python -m impl.train', or use --load-format dummy"
-        )
+        mend = "train them with 'python -m impl.train', or use --load-format dummy"
+        _check_header(config, config.weights_path, "--load-format", mend)
     if draft and config.draft_format != "dummy":
         _check_header(config, config.draft_weights_path, "--draft-load-format", draft.mend)
 

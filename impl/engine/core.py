@@ -108,6 +108,8 @@ class Engine:
         try:
             self.runner = self._boot()
             self.metrics.cache_config(self.runner.n_blocks, self.runner.dims.block_tokens, "fp8_ds_mla")
+            if self.runner.rounds is not None:
+                self.metrics.speculation(self.runner.config.draft_tokens, time.monotonic())
             self._become("ready")
             self._work(self.runner)
             self._become("stopped")
@@ -187,6 +189,8 @@ class Engine:
         self.metrics.kv_usage.set(1 - scheduler.blocks.n_free / scheduler.blocks.n_usable)
         self.metrics.preemptions.inc(scheduler.n_preemptions - self._preemptions_seen)
         self._preemptions_seen = scheduler.n_preemptions
+        if self.metrics.spec is not None and runner.rounds is not None:
+            self.metrics.spec.observe(runner.rounds.counts, time.monotonic())
 
     def _fail_all(self, why: str) -> None:
         """End every request that still has a reader, those in the inbox too."""

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from impl.engine.request import Request
+from impl.engine.spec_metrics import SpecDecodingMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -41,6 +42,12 @@ class EngineMetrics:
             "vllm:request_success", "Requests finished.", [*labels, "finished_reason"], registry=self.registry
         )
         self._labels = labels
+        self.spec: SpecDecodingMetrics | None = None
+        """Only with speculation, as in vLLM."""
+
+    def speculation(self, draft_tokens: int, now: float) -> None:
+        """The engine drafts up to `draft_tokens` a round."""
+        self.spec = SpecDecodingMetrics(draft_tokens, self._labels, self.registry, now)
 
     def cache_config(self, num_gpu_blocks: int, block_size: int, cache_dtype: str) -> None:
         """The KV cache's facts as labels of one gauge of value 1, as vLLM gives them."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from impl.engine.config import EngineConfig
+from impl.engine.draft_replay import DraftReplay
 from impl.engine.pages import LayerPages
+from impl.engine.round import Round
 from impl.engine.scheduler import Plan
 from impl.engine.step import PageShape, Step
 from impl.handshake import Markers
@@ -18,26 +19,7 @@ from impl.model.draft import Draft
 from impl.model.draft_logits import DraftLogits
 from impl.model.mtp import Mtp
 from impl.model.target import Target, TargetOutput
-from impl.ops.sampling import SamplingRows
 from impl.ops.workspace import Workspace
-
-
-@dataclass
-class Round:
-    """R requests to draft for; int64 [R] where not said otherwise."""
-
-    anchors: Tensor
-    """The last token of each, not computed by the target yet."""
-    first: Tensor
-    """Position of the anchor."""
-    limits: Tensor
-    """Positions at and beyond it have no page."""
-    request_rows: Tensor
-    slots: Tensor
-    """Where the draft logits go."""
-    how: SamplingRows
-    of_chunk: Tensor
-    """Index among the chunks that sample."""
 
 
 class StepRows(Protocol):
@@ -63,8 +45,18 @@ class DsparkProposer:
         self.draft = Draft(
             config.dims, weights, target.embed, target.lm_head, logits, config.toggles, markers, workspace, device
         )
+        self.dims, self.markers, self.device = config.dims, markers, device
         self.block_tables = block_tables
         self.pages: list[LayerPages] = []
+        self.replay: DraftReplay | None = None
+
+    def capture(self) -> None:
+        """Replay graphs from now on; the pages must be the final ones."""
+        self.replay = DraftReplay(self.dims, self.draft, self.block_tables, self.pages, self.markers, self.device)
+
+    @property
+    def graph_bytes(self) -> int:
+        return self.replay.nbytes if self.replay else 0
 
     def propose(
         self,
@@ -80,6 +72,8 @@ class DsparkProposer:
         self.draft.insert_context(output.aux, step, keep, self.pages)
         if round_ is None:
             return None
+        if self.replay is not None:
+            return self.replay.propose(round_)
         r = round_
         return self.draft.propose(
             r.anchors, r.first, r.limits, r.request_rows, r.slots, r.how, self.block_tables, self.pages
@@ -108,6 +102,11 @@ class MtpProposer:
         )
         self.target, self.shape, self.block_tables, self.device = target, shape, block_tables, device
         self.pages: list[LayerPages] = []
+
+    def capture(self) -> None:
+        """The serial passes are not captured: their first one has the step's ragged rows."""
+
+    graph_bytes = 0
 
     def propose(
         self,

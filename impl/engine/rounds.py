@@ -16,8 +16,9 @@ from torch import Tensor
 from impl.engine.acceptance import AcceptanceCounts
 from impl.engine.config import EngineConfig
 from impl.engine.pages import LayerPages
-from impl.engine.propose import DsparkProposer, MtpProposer, Round
+from impl.engine.propose import DsparkProposer, MtpProposer
 from impl.engine.request import Request, SamplingParams, TokenLogprobs
+from impl.engine.round import Round
 from impl.engine.scheduler import Chunk, Plan
 from impl.engine.step import PageShape, Step
 from impl.handshake import Markers
@@ -93,7 +94,9 @@ class Rounds:
         if config.synthetic_rates is not None:
             self.synthetic_rates = torch.tensor(config.synthetic_rates, dtype=torch.float32, device=device)
         proposer = DsparkProposer if config.speculative == "dspark" else MtpProposer
-        self.proposer = proposer(config, target, weights, self.draft_logits, block_tables, shape, markers, workspace, device)
+        self.proposer = proposer(
+            config, target, weights, self.draft_logits, block_tables, shape, markers, workspace, device
+        )
         self.counts = AcceptanceCounts.zero(config.draft_tokens)
         self._places: dict[Request, int] = {}
         """Places of the last proposal's requests in its batch."""
@@ -117,7 +120,9 @@ class Rounds:
         n_top = max((n for c in chunks if (n := c.request.sampling.logprobs) is not None), default=None)
         how = _sampling_rows(chunks, self.device) if chunks else None
         with self.workspace.scope():
-            verdict, logs = self._verify(rows, output.hidden, how, n_top, widest) if how else (_nothing(self.device), None)
+            verdict, logs = _nothing(self.device), None
+            if how is not None:
+                verdict, logs = self._verify(rows, output.hidden, how, n_top, widest)
             chunk_of_row, offset = torch.tensor([rows.chunk_of_row, rows.offset]).to(self.device).unbind()
             keep = offset <= verdict.n_accepted[chunk_of_row] if chunks else offset == 0
             who = [i for i, chunk in enumerate(chunks) if chunk.draft_limit]
@@ -196,14 +201,18 @@ class Rounds:
             request_rows=request_rows,
             slots=place,
             how=SamplingRows(
-                how.temperature[index], how.top_k[index], how.top_p[index], how.seed[index], first, how.greedy, cut=False
-            ),
+                how.temperature[index],
+                how.top_k[index],
+                how.top_p[index],
+                how.seed[index],
+                first,
+                greedy=how.greedy,
+                cut=False,
+            ),  # fmt: skip
             of_chunk=index,
         )
 
-    def _hand_out(
-        self, chunks: list[Chunk], tokens: list[list[int]], who: list[int], drafts: list[list[int]]
-    ) -> None:
+    def _hand_out(self, chunks: list[Chunk], tokens: list[list[int]], who: list[int], drafts: list[list[int]]) -> None:
         for chunk, emitted in zip(chunks, tokens, strict=True):
             self.counts = self.counts.after(chunk.n_drafted, len(emitted) - 1)
             chunk.request.drafts = []

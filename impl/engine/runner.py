@@ -28,7 +28,6 @@ from impl.model.target import Target
 from impl.ops.linear import linear
 from impl.ops.sampling import Logprobs, SamplingRows, logprobs, sample
 from impl.ops.workspace import Workspace
-from impl.toggles import ToggleSet
 
 log = logging.getLogger("impl.engine.runner")
 
@@ -97,7 +96,8 @@ class Runner:
         self.capacity = self._capacity()
         self.n_blocks = self.capacity.blocks
         self._log_capacity()
-        handshake.kv_profile(kv_profile(self.profile, self.capacity, config.memory_budget, self.device))
+        # Graphs are captured over the final pages, so a replaying engine does not know their bytes yet.
+        self._write_profile(0 if config.graph_mode == "eager" else None)
         self.write_markers()
 
     def allocate_pages(self) -> None:
@@ -109,6 +109,18 @@ class Runner:
         self.scheduler = Scheduler(
             self.blocks, dims.max_num_batched_tokens, dims.max_num_seqs, self.config.draft_tokens
         )
+
+        if self.config.graph_mode == "replay":
+            assert self.rounds is not None
+            start = time.monotonic()
+            self.rounds.proposer.capture()
+            graph_bytes = self.rounds.proposer.graph_bytes
+            log.info("Graph capturing finished in %.2f secs, took %d bytes", time.monotonic() - start, graph_bytes)
+            self._write_profile(graph_bytes)
+
+    def _write_profile(self, graph_bytes: int | None) -> None:
+        profile = kv_profile(self.profile, self.capacity, self.config.memory_budget, self.device)
+        self.handshake.kv_profile({**profile, "graph_bytes": graph_bytes})
 
     def _use_pool(self, pool: Pool) -> None:
         self.pages = layer_pages(self.dims, self.geometry, pool)
@@ -250,7 +262,7 @@ class Runner:
             "seed": config.seed,
             "threads": torch.get_num_threads(),
             "cache_state": "none",
-            "graph_mode": "eager",
+            "graph_mode": config.graph_mode,
             "batch_invariant": self.batch_invariant,
             "speculative": config.speculative,
             "draft_tokens": config.draft_tokens,
