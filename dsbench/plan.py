@@ -21,6 +21,7 @@ from impl.dims import Dims
 from impl.toggles import REGISTRY, ToggleError, ToggleSet, find
 
 BASELINE = "baseline"
+SYNTHETIC = "--synthetic-acceptance"
 ALL = "all"
 
 
@@ -60,8 +61,11 @@ def plan_experiment(
         raise InputError(f"blocks must be at least 1, got {n_blocks}")
     if blocks is not None and blocks != suite.blocks:
         notes.append(f"{blocks} blocks instead of the suite's {suite.blocks}")
-    everything = [*engine_args, *(part for arm in planned for part in arm.args)]
-    fitted = fit(suite, planned, synthetic=any(part.startswith("--synthetic-acceptance") for part in everything))
+    synthetic = [arm for arm in planned if any(part.startswith(SYNTHETIC) for part in (*engine_args, *arm.args))]
+    for arm in synthetic:
+        if not arm.speculates:
+            raise InputError(f"{SYNTHETIC}-*: {arm.name} has no drafts to accept; add --speculative dspark")
+    fitted = fit(suite, planned, synthetic=bool(synthetic))
     planned = [planned[0], *(_with_primary(arm, fitted) for arm in planned[1:])]
     _check_primary(suite, planned, fitted)
     return Plan(

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from dsbench.errors import InputError
-from impl.dims import SHAPES
+from impl.dims import SHAPES, Dims
 
 if TYPE_CHECKING:
     from dsbench.records import Plan
@@ -60,7 +60,9 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     type=click.Choice(["none", "mtp", "dspark"]),
     help="Draft method of every arm. [default: none, or what a toggle needs]",
 )
-@click.option("--eager", is_flag=True, help="Run the model eagerly, without captured graphs, in every arm.")
+@click.option(
+    "--eager/--no-eager", default=None, help="Eager or captured graphs, in every arm. [default: the engine's]"
+)
 @click.option(
     "--draft-load-format", type=click.Choice(["auto", "dummy"]), help="The draft's weights. [default: as the model's]"
 )
@@ -91,7 +93,7 @@ def ab(
     hidden_size: int | None,
     load_format: str,
     speculative: str | None,
-    eager: bool,
+    eager: bool | None,
     draft_load_format: str | None,
     synthetic_acceptance_rates: str | None,
     synthetic_acceptance_length: float | None,
@@ -135,30 +137,47 @@ def ab(
         "hidden_size": hidden_size,
     }
     changed = {name: value for name, value in changes.items() if value is not None}
-    if synthetic_acceptance_rates is not None and synthetic_acceptance_length is not None:
-        raise InputError("--synthetic-acceptance-rates and --synthetic-acceptance-length say the same: give one")
+    dims = SHAPES[shape].with_changes(**changed)
     passed = {
         "draft_load_format": draft_load_format,
-        "synthetic_acceptance_rates": synthetic_acceptance_rates,
-        "synthetic_acceptance_length": synthetic_acceptance_length,
+        **_synthetic(dims, synthetic_acceptance_rates, synthetic_acceptance_length),
     }
     passed = {name: value for name, value in passed.items() if value is not None}
     flags = {"dims": shape, "seed": seed, "load_format": load_format, **changed, **passed}
     plan = plan_experiment(
         toggles,
         suite,
-        SHAPES[shape].with_changes(**changed),
+        dims,
         arms=[parse_arm(text) for text in arms],
         speculative=speculative,
         engine_args=[
             *(part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))),
-            *(["--eager"] if eager else []),
+            *([] if eager is None else ["--eager" if eager else "--no-eager"]),
         ],
         blocks=blocks,
         seed=seed,
         controls=controls,
     )
     return _run(plan, create(plan, out), as_json)
+
+
+def _synthetic(dims: Dims, rates: str | None, length: float | None) -> dict[str, str | float | None]:
+    """Engine flags of synthetic acceptance; InputError for rates that cannot be."""
+    if rates is None and length is None:
+        return {}
+    from impl.engine.acceptance import synthetic_conditional_rates
+
+    try:
+        given = None if rates is None else [float(rate) for rate in rates.split(",")]
+        synthetic_conditional_rates(dims.draft_tokens, given, length)
+    except ValueError as error:
+        told = f"--synthetic-acceptance-rates '{rates}': " if rates is not None and length is None else ""
+        raise InputError(f"{told}{error}") from None
+    return {
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": rates,
+        "synthetic_acceptance_length": length,
+    }
 
 
 def _refuse_beside_resume(ctx: click.Context) -> None:

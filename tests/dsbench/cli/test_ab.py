@@ -107,12 +107,39 @@ def test_flags_reach_the_engine_and_the_expectation(dsbench):
     assert (read_back["dims"]["max_num_batched_tokens"], read_back["seed"]) == (512, 7)
 
 
+def test_arms_and_engine_options_reach_their_boots(dsbench):
+    arms = ("--arm", "plain=speculative=dspark", "--arm", "fast=args=--eager;env=X=1", "--speculative", "mtp")
+    synthetic = ("--synthetic-acceptance-rates", "1,0.5,0.5,0,0", "--draft-load-format", "dummy")
+    ran = dsbench("ab", *arms, *synthetic, *KV)
+    folder = one_result()
+    plan = json.loads((folder / "plan.json").read_text())
+    assert [(a["name"], a["speculative"], a["args"], a["env"]) for a in plan["arms"]] == [
+        ("plain", "dspark", [], {}),
+        ("fast", "mtp", ["--eager"], {"X": "1"}),
+    ]
+    assert plan["engine_args"][-6:] == ["--draft-load-format", "dummy", "--rejection-sample-method", "synthetic",
+                                        "--synthetic-acceptance-rates", "1,0.5,0.5,0,0"]  # fmt: skip
+    read = {f.parent.name[3:]: json.loads(f.read_text()) for f in folder.glob("boots/*/conditions.rank0.json")}
+    assert (read["plain"]["speculative"], read["fast"]["speculative"]) == ("dspark", "mtp")
+    assert (read["plain"]["graph_mode"], read["fast"]["graph_mode"]) == ("replay", "eager")
+    assert "plain -> fast: speculative dspark -> mtp + args '' -> '--eager' + env {} -> {'X': '1'}" in ran.stdout
+    assert "fast equivalent: kv.available_bytes unchanged" in ran.stdout
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["ab"], "nothing to compare"),
         (["ab", "-t", "mhc_inputreuse"], "did you mean mhc_input_reuse"),
         (["ab", "-t", "residual_reuse_small_path"], "add --controls"),
+        (["ab", "--arm", "a="], "one arm compares with nothing"),
+        (["ab", "--arm", "a=speculativ=mtp", "--arm", "b="], "did you mean speculative?"),
+        (["ab", "--arm", "a=", "--arm", "b=args=--eager", "-t", "mhc_input_reuse"], "--arm and --toggle"),
+        (["ab", "-t", "draft_logits_persistent=off"], "add --controls"),
+        (["ab", "-t", "mhc_input_reuse", "--synthetic-acceptance-rates", "1,2"], "2 rates for 5 drafts"),
+        (["ab", "-t", "mhc_input_reuse", "--synthetic-acceptance-rates", "1,x"], "could not convert"),
+        (["ab", "-t", "mhc_input_reuse", "--synthetic-acceptance-length", "9"], "not in 1..6"),
+        (["ab", "-t", "mhc_input_reuse", "--synthetic-acceptance-length", "3"], "baseline has no drafts to accept"),
         (["ab", "-t", "mhc_input_reuse", "-s", "quik"], "did you mean quick"),
         (["ab", "-t", "mhc_input_reuse", "-s", "no.toml"], "no.toml: No such file"),
         (["ab", "-t", "mhc_input_reuse", "--blocks", "0"], "--blocks"),
