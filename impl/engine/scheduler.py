@@ -5,7 +5,7 @@ that lacks blocks takes them from the youngest; that one goes back to the head o
 with its outputs kept, and is computed again from its first token when there is room.
 
 A decode's chunk is its last token and the drafts behind it. Drafts come out of what the budget has
-left once every decode has its one token, and out of half of that while a prompt is being computed.
+left once every decode has its one token, and out of half of that while a prompt is being computed or could start.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class Scheduler:
         prefills: list[Chunk] = []
         n_decodes = min(sum(request.is_decode for request in self.running), self.max_num_batched_tokens)
         budget = self.max_num_batched_tokens - n_decodes
-        for_drafts = budget if all(request.is_decode for request in self.running) else budget // 2
+        prompts = not all(request.is_decode for request in self.running) or (self.waiting and self._free_rows)
+        for_drafts = budget // 2 if prompts else budget
         preempted = False
         # Blocks are taken in arrival order, so that a victim is never a request already chosen.
         for request in list(self.running):

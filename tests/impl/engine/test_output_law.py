@@ -19,6 +19,8 @@ PROMPT = [1, 5, 2, 6, 3, 3, 0, 4]
 N = 480
 ALPHA = 1e-3
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def runner_of(method: str = "dspark", **settings: object) -> Runner:

@@ -161,7 +161,9 @@ def test_boot_writes_the_files_and_the_figures_add_up(tmp_path: Path) -> None:
         json.loads((tmp_path / f"{name}.rank0.json").read_text()) for name in ("conditions", "kv_profile", "markers")
     )
     assert conditions["weights"] == "dummy:0"
-    assert conditions["toggles"] == ["mhc_input_reuse"]
+    assert conditions["toggles"] == list(ToggleSet.parse("mhc_input_reuse").names())
+    assert conditions["graph_mode"] == "eager"
+    assert profile["graph_bytes"] == 0
     assert conditions["batch_invariant"] is True
     assert conditions["requested_bytes"] == budget
     parts = ("weights_bytes", "persistent_bytes", "workspace_bytes", "peak_activation_bytes", "available_bytes")

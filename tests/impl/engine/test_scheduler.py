@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -21,15 +22,22 @@ def request(name: str, n_prompt: int, n_out: int) -> Request:
     return Request(name, list(range(n_prompt)), SamplingParams(max_tokens=n_out))
 
 
-def scheduler(n_blocks: int = 2000, budget: int = 64, seqs: int = 4) -> Scheduler:
-    return Scheduler(BlockAllocator(GROUPS, n_blocks + 1, seqs), budget, seqs)
+def scheduler(n_blocks: int = 2000, budget: int = 64, seqs: int = 4, k: int = 0) -> Scheduler:
+    return Scheduler(BlockAllocator(GROUPS, n_blocks + 1, seqs), budget, seqs, k)
 
 
-def run(plan: Plan, scheduler: Scheduler) -> None:
-    """Stand in for the model: every row that samples yields its own position as token."""
+def run(plan: Plan, scheduler: Scheduler, accepts: random.Random | None = None) -> None:
+    """Stand in for the model: every row that samples yields its own position as token, and so do accepted drafts."""
     for chunk in plan.chunks:
-        if chunk.samples:
-            chunk.request.append(chunk.end, "")
+        if not chunk.samples:
+            continue
+        accepted = accepts.randint(0, chunk.n_drafted) if accepts else 0
+        first = chunk.end - chunk.n_drafted
+        for position in range(first, first + accepted + 1):
+            if not chunk.request.finish_reason:
+                chunk.request.append(position, "")
+        room = max(chunk.draft_limit - (first + accepted), 0)
+        chunk.request.drafts = [0] * min(scheduler.draft_tokens, room)
     scheduler.complete(plan)
 
 
@@ -54,15 +62,17 @@ ARRIVALS = st.one_of(
     budget=st.integers(1, 80),
     seqs=st.integers(1, 5),
     spare=st.integers(0, 150),
+    k=st.sampled_from([0, 0, 1, 5]),
     aborts=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8)), max_size=3),
 )
 def test_everything_runs_to_its_end_within_the_budget(
-    arrivals: list[Arrival], budget: int, seqs: int, spare: int, aborts: list[tuple[int, int]]
+    arrivals: list[Arrival], budget: int, seqs: int, spare: int, k: int, aborts: list[tuple[int, int]]
 ) -> None:
     arrivals = sorted(arrivals, key=lambda a: a.step)
     requests = [request(str(i), a.n_prompt, a.n_out) for i, a in enumerate(arrivals)]
     least = max(least_blocks(GROUPS, r.most_tokens) for r in requests)
-    engine = scheduler(least + spare, budget, seqs)
+    engine = scheduler(least + spare, budget, seqs, k)
+    accepts = random.Random(budget + spare)
     blocks = engine.blocks
     pending, step, aborted = list(zip(arrivals, requests, strict=True)), 0, set()
     first_run: list[str] = []
@@ -81,7 +91,7 @@ def test_everything_runs_to_its_end_within_the_budget(
         before = oldest.computed if oldest else 0
         first_run += [c.request.id for c in plan.chunks if c.request.id not in first_run]
         decode_budget_gone = plan.n_decode == budget
-        run(plan, engine)
+        run(plan, engine, accepts)
         if oldest and not oldest.finish_reason and not decode_budget_gone:
             assert oldest.computed > before, "the oldest request made no progress"
         step += 1
@@ -107,8 +117,11 @@ def check_plan(plan: Plan, engine: Scheduler, budget: int, seqs: int) -> None:
     assert order == sorted(order), "waiting requests are younger than running ones"
     for chunk in plan.chunks:
         assert chunk.request.row is not None
-        assert chunk.start == chunk.request.computed < chunk.end <= chunk.request.n_tokens
-        assert engine.blocks.missing(chunk.request.row, chunk.end) == 0
+        assert chunk.start == chunk.request.computed < chunk.end <= chunk.request.n_tokens + chunk.n_drafted
+        assert chunk.n_drafted <= engine.draft_tokens * chunk.is_decode
+        assert chunk.end <= chunk.request.most_tokens, "a draft beyond what the request may emit"
+        assert engine.blocks.missing(chunk.request.row, max(chunk.end, chunk.draft_limit)) == 0
+        assert chunk.draft_limit <= chunk.request.most_tokens
 
 
 def test_decodes_come_before_the_prefill_of_an_older_request() -> None:
@@ -202,3 +215,31 @@ def test_abort_of_a_waiting_and_of_a_running_request_frees_everything() -> None:
     assert not engine.has_work
     assert engine.blocks.n_free == engine.blocks.n_usable
     assert (running.finish_reason, waiting.finish_reason) == ("abort", "abort")
+
+
+def test_drafts_take_half_of_the_budget_while_a_prompt_is_computed() -> None:
+    engine = scheduler(budget=10, k=5)
+    engine.add(request("0", 1, 40))
+    engine.add(request("1", 1, 40))
+    run(engine.plan(), engine)
+    engine.add(request("2", 60, 1))
+    lengths = []
+    for _ in range(2):
+        plan = engine.plan()
+        lengths.append([(c.request.id, c.end - c.start) for c in plan.chunks])
+        run(plan, engine)
+    assert lengths == [[("0", 5), ("1", 1), ("2", 4)]] * 2
+
+
+def test_a_draft_gets_shorter_where_its_pages_would_take_anothers() -> None:
+    r = request("0", 40, 60)
+    engine = scheduler(least_blocks(GROUPS, r.most_tokens), k=5)
+    engine.add(r)
+    limits = []
+    while engine.has_work:
+        plan = engine.plan()
+        limits.append(plan.chunks[0].draft_limit - plan.chunks[0].end)
+        run(plan, engine)
+    assert r.outputs == list(range(40, 100))
+    assert engine.n_preemptions == 0
+    assert min(limits[:20]) <= 0
