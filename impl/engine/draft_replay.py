@@ -6,6 +6,8 @@ copies of its last request, which write what that request writes.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,8 @@ from impl.engine.round import Round
 from impl.handshake import Markers
 from impl.model.draft import Draft
 from impl.ops.sampling import SamplingRows
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, SamplingRows]
 
 
 class DraftReplay:
@@ -38,11 +42,10 @@ class DraftReplay:
         self.sizes = sorted({n, *(1 << i for i in range(n.bit_length()) if 1 << i <= n)}, reverse=True)
         self.graphs = GraphCache(device, markers)
         for size in self.sizes:
-            self.graphs.get_or_capture(size, lambda size=size: draft.propose(
-                *self._inputs(size), block_tables, pages
-            ).tokens)  # fmt: skip
+            inputs = self._inputs(size)
+            self.graphs.get_or_capture(size, partial(_passes, draft, inputs, block_tables, pages))
 
-    def _inputs(self, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, SamplingRows]:
+    def _inputs(self, size: int) -> Inputs:
         anchors, first, limits, rows, slots, seeds = self._ints[:, :size].unbind()
         none = self._temperature[:size]  # a draft is drawn without cuts, so these are not read
         how = SamplingRows(self._temperature[:size], rows, none, seeds, first, greedy=False, cut=False)
@@ -64,6 +67,10 @@ class DraftReplay:
     def nbytes(self) -> int:
         """Bytes of the graphs' pool and their input buffers."""
         return self.graphs.pool.nbytes + self._ints.nbytes + self._temperature.nbytes
+
+
+def _passes(draft: Draft, inputs: Inputs, block_tables: dict[str, Tensor], pages: list[LayerPages]) -> Tensor:
+    return draft.propose(*inputs, block_tables, pages).tokens
 
 
 def _captured_already() -> None:

@@ -208,7 +208,7 @@ class Rounds:
                 first,
                 greedy=how.greedy,
                 cut=False,
-            ),  # fmt: skip
+            ),
             of_chunk=index,
         )
 

@@ -1,4 +1,4 @@
-"""Speculation over the real target: the same greedy tokens, however many drafts are right, and no trace of the others."""
+"""Speculation over the real target: the same greedy tokens, however many drafts are right; no trace of others."""
 
 from __future__ import annotations
 

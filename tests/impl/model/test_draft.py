@@ -55,7 +55,8 @@ class Bench:
         self.markers, self.workspace = Markers(), Workspace()
         self.logits = DraftLogits(dims, True, True, self.markers, CPU)
         self.draft = Draft(
-            dims, own, self.embed, self.lm_head, self.logits, ToggleSet.parse(toggles), self.markers, self.workspace, CPU
+            dims, own, self.embed, self.lm_head, self.logits, ToggleSet.parse(toggles), self.markers, self.workspace,
+            CPU,
         )  # fmt: skip
         geometry = KvGeometry.of(dims, dims.n_draft_layers)
         blocks = BlockAllocator(geometry.groups, 600, dims.max_num_seqs)
