@@ -75,8 +75,7 @@ def parser() -> argparse.ArgumentParser:
         help="synthetic: accept by given rates, whatever the target says; the text means nothing then")  # fmt: skip
     add("--synthetic-acceptance-length", type=float, help="tokens a round emits on average, bonus included")
     add("--synthetic-acceptance-rates", type=_rates, metavar="A,A,...", help="share of rounds that accept each draft")
-    add("--eager", action=argparse.BooleanOptionalAction, default=True,
-        help="do not replay captured graphs (--no-eager captures the draft's passes)")  # fmt: skip
+    add("--eager", action="store_true", help="do not capture and replay graphs (they hold the DSpark draft's passes)")
     add("--max-body-bytes", type=_count, default=8 << 20, help="longest HTTP body taken")
     add("--until", choices=["profile", "ready-forever"], default="ready-forever", help="profile: write the files, exit")
     return flags

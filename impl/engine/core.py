@@ -174,7 +174,7 @@ class Engine:
         for event in events:
             request = event.request
             if event.token is not None:
-                self.metrics.token(request, event.previous_time)
+                self.metrics.token(request, event.previous_time, event.follows)
             batch.append((self._events[request], event))
             if event.finish_reason:
                 del self._events[request]

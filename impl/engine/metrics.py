@@ -55,14 +55,17 @@ class EngineMetrics:
         info = Gauge("vllm:cache_config_info", "KV cache.", [*self._labels, *facts], registry=self.registry)
         info.labels(**self._labels, **facts).set(1)
 
-    def token(self, request: Request, previous: float | None) -> None:
-        """A token was appended; `previous` is the time of the one before it."""
+    def token(self, request: Request, previous: float | None, follows: bool = False) -> None:
+        """A token was appended; `previous` is the time of the one before it.
+
+        As in vLLM, a step's tokens of one request are one interval: those that follow in it have none of their own.
+        """
         assert request.last_token_time is not None
         self.generation_tokens.inc()
         if previous is None:
             self.prompt_tokens.inc(len(request.prompt))
             self.first_token.observe(request.last_token_time - request.arrival_time)
-        else:
+        elif not follows:
             self.inter_token.observe(request.last_token_time - previous)
 
     def finished(self, request: Request, now: float) -> None:

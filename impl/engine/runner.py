@@ -50,6 +50,8 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     """Set on a request's last event. (The request itself may be further on than the event.)"""
     error: str = ""
+    follows: bool = False
+    """Whether it came out of the same step as the token before it, as an accepted draft does."""
 
 
 class Runner:
@@ -190,10 +192,11 @@ class Runner:
         events = []
         sampled = (chunk.request for chunk in plan.chunks if chunk.samples)
         for request, tokens, logprobs_ in zip(sampled, drawn.tokens, drawn.logprobs, strict=True):
-            for token, logs in zip(tokens, logprobs_, strict=True):
+            for i, (token, logs) in enumerate(zip(tokens, logprobs_, strict=True)):
                 before = request.last_token_time
                 request.append(token, tokenizer.decode([token]))
-                events.append(TokenEvent(request, token, request.new_text(), logs, before, request.finish_reason))
+                text, end = request.new_text(), request.finish_reason
+                events.append(TokenEvent(request, token, text, logs, before, end, follows=i > 0))
                 if request.finish_reason:
                     break
         return events

@@ -32,7 +32,7 @@ class DraftLogits:
         self.markers = markers
         self.values: Tensor | None = None
         """fp32 [slots, K, V], before temperature. A slot is a request's row, or (off state) its place in the batch."""
-        if probabilistic and persistent:
+        if probabilistic:
             shape = (dims.max_num_seqs, dims.draft_tokens, dims.vocab_size)
             self.values = torch.zeros(shape, dtype=torch.float32, device=device)
 

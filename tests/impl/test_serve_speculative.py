@@ -32,7 +32,7 @@ def test_drafts_change_no_text_and_are_counted(tmp_path: Path) -> None:
     expected = texts(plain)
     assert "spec_decode" not in plain.client.get("/metrics").text
     stop(plain)
-    server = start(tmp_path / "spec", "--speculative", "dspark", "--no-eager", "--max-num-seqs", "2")
+    server = start(tmp_path / "spec", "--speculative", "dspark", "--max-num-seqs", "2")
     assert texts(server) == expected
     drafts, drafted = (server.metric(f"vllm:spec_decode_num_{name}_total") for name in ("drafts", "draft_tokens"))
     accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")

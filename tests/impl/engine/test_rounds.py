@@ -92,6 +92,21 @@ def test_accepted_runs_of_every_length_give_the_same_tokens(
         assert counts.accepted < counts.drafted
 
 
+def test_replay_with_every_toggle_gives_the_tokens_of_eager_and_reports_its_bytes_apart(plain: list[list[int]]) -> None:
+    toggles = "mtp_hidden_skip,mhc_final_fused,mhc_residual_reuse,mhc_input_reuse,dflash_staging_skip"
+    runner = informed(boot_runner(speculative="dspark", toggles=toggles, eager=False), known(plain), 0.5)
+    eager = boot_runner(speculative="dspark", toggles=toggles)
+    assert runner.profile.to_json() == eager.profile.to_json(), "graphs are captured after the profile"
+    assert generate(runner, requests(), every=1) == plain
+    assert runner.rounds is not None
+    replay = runner.rounds.proposer.replay  # type: ignore[union-attr]
+    assert runner.rounds.proposer.graph_bytes > replay.graphs.pool.nbytes > 0
+    assert {key: graph["replays"] > 0 for key, graph in replay.graphs.report()["graphs"].items()} == {
+        "8": True, "4": True, "1": True,
+    }  # fmt: skip
+    assert all(runner.markers.taken[name] > 0 for name in toggles.split(","))
+
+
 @pytest.mark.parametrize("budget", [3, 7, 20, 64])
 def test_a_small_budget_verifies_fewer_drafts(plain: list[list[int]], budget: int) -> None:
     runner = informed(

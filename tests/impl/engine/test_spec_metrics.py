@@ -8,7 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from impl.engine.acceptance import AcceptanceCounts
+from impl.engine.metrics import EngineMetrics
 from impl.engine.spec_metrics import LOG_INTERVAL_S, SpecDecodingMetrics, spec_line
+from tests.impl.engine.engines import make_request
 
 COUNTS = AcceptanceCounts(65, 195, 78, (40, 27, 11))
 
@@ -40,3 +42,14 @@ def test_counters_rise_by_what_is_new_and_the_log_tells_each_interval_once(caplo
     for position, value in enumerate((80, 54, 22)):
         line = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{position}"}} {value}.0'
         assert line in text
+
+
+def test_accepted_drafts_have_no_inter_token_interval_of_their_own() -> None:
+    metrics = EngineMetrics("pico")
+    request = make_request([1], max_tokens=9)
+    for token, (previous, follows) in enumerate([(None, False), (1.0, False), (2.0, True), (2.0, True), (2.5, False)]):
+        request.append(token, "")
+        metrics.token(request, previous, follows)
+    text = metrics.text().decode()
+    assert 'vllm:generation_tokens_total{engine="0",model_name="pico"} 5.0' in text
+    assert 'vllm:inter_token_latency_seconds_count{engine="0",model_name="pico"} 2.0' in text
