@@ -24,7 +24,6 @@ FOLLOWS = {
     "speculative": ("speculative", "draft_tokens", "draft_weights", "draft_sample_method", "rejection_sample_method",
                     "synthetic_rates"),
     "--eager": ("graph_mode",),
-    "--no-eager": ("graph_mode",),
     "--rejection-sample-method": ("rejection_sample_method", "synthetic_rates"),
     "--synthetic-acceptance-rates": ("rejection_sample_method", "synthetic_rates"),
     "--synthetic-acceptance-length": ("rejection_sample_method", "synthetic_rates"),

@@ -60,9 +60,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     type=click.Choice(["none", "mtp", "dspark"]),
     help="Draft method of every arm. [default: none, or what a toggle needs]",
 )
-@click.option(
-    "--eager/--no-eager", default=None, help="Eager or captured graphs, in every arm. [default: the engine's]"
-)
+@click.option("--eager", is_flag=True, help="Run eagerly, without captured graphs, in every arm.")
 @click.option(
     "--draft-load-format", type=click.Choice(["auto", "dummy"]), help="The draft's weights. [default: as the model's]"
 )
@@ -93,7 +91,7 @@ def ab(
     hidden_size: int | None,
     load_format: str,
     speculative: str | None,
-    eager: bool | None,
+    eager: bool,
     draft_load_format: str | None,
     synthetic_acceptance_rates: str | None,
     synthetic_acceptance_length: float | None,
@@ -152,7 +150,7 @@ def ab(
         speculative=speculative,
         engine_args=[
             *(part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))),
-            *([] if eager is None else ["--eager" if eager else "--no-eager"]),
+            *(["--eager"] if eager else []),
         ],
         blocks=blocks,
         seed=seed,

@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("--max-num-batched-tokens", type=int)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--speculative", default="none")
-    parser.add_argument("--eager", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--eager", action="store_true")
     parser.add_argument("--draft-load-format")
     parser.add_argument("--rejection-sample-method")
     parser.add_argument("--synthetic-acceptance-rates")
