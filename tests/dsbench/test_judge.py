@@ -308,3 +308,12 @@ def test_readings_of_an_interrupted_attempt_are_left_out(make_plan, make_records
     assert again.rows == plain.rows
     assert again.word == "improved"
     assert again.notes == [*plain.notes, "boots repeated after an interruption: 4"]
+
+
+def test_an_item_lost_in_some_boots_is_lost_and_its_answer_is_told(verdict_of):
+    values = answers(CANDIDATE, b=0)
+    smoke = row(verdict_of(lambda boot, key: values(boot, key) if boot.block == 1 else values(boot.model_copy(
+        update={"arm": "baseline"}), key)), "smoke.correct")  # fmt: skip
+    assert (smoke.word, smoke.test) == ("regressed", "equality")
+    assert smoke.notes == ["gained 0, lost 1: b"]
+    assert smoke.candidate == pytest.approx((1 + 0.5 + 0) / 3)
