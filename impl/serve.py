@@ -75,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
         help="synthetic: accept by given rates, whatever the target says; the text means nothing then")  # fmt: skip
     add("--synthetic-acceptance-length", type=float, help="tokens a round emits on average, bonus included")
     add("--synthetic-acceptance-rates", type=_rates, metavar="A,A,...", help="share of rounds that accept each draft")
-    add("--eager", action="store_true", help="do not capture and replay graphs (they hold the DSpark draft's passes)")
+    add("--eager", action="store_true", help="do not capture and replay graphs")
+    add("--capture", choices=["draft", "rounds"], default="draft",
+        help="what graphs hold: the DSpark draft's passes, or also the target's forward over decodes")  # fmt: skip
     add("--max-body-bytes", type=_count, default=8 << 20, help="longest HTTP body taken")
     add("--until", choices=["profile", "ready-forever"], default="ready-forever", help="profile: write the files, exit")
     return flags
@@ -107,6 +109,7 @@ def read_config(args: argparse.Namespace) -> EngineConfig:
         draft_sample_method=args.draft_sample_method,
         synthetic_rates=read_synthetic(args, dims),
         eager=args.eager,
+        capture=args.capture,
     )
     check_weights(config)
     return config

@@ -28,7 +28,7 @@ SERVING_LIMITS = ("name", "max_num_batched_tokens", "max_model_len", "max_num_se
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What one engine is started with."""
+    """What one engine is started with. Raises ValueError for settings that exclude each other."""
 
     dims: Dims
     toggles: ToggleSet
@@ -50,7 +50,15 @@ class EngineConfig:
     synthetic_rates: tuple[float, ...] | None = None
     """Conditional rates of synthetic acceptance, one a draft; None verifies by the target."""
     eager: bool = True
-    """False replays captured graphs, where the method has any."""
+    """False replays captured graphs, where there are any."""
+    capture: Literal["draft", "rounds"] = "draft"
+    """What graphs hold: the DSpark draft's passes, as in vLLM up to 0.26, or also the target's forward over decodes."""
+
+    def __post_init__(self) -> None:
+        if self.capture == "rounds" and self.speculative == "mtp":
+            raise ValueError(
+                "--capture rounds goes with --speculative none or dspark: mtp reads the step's ragged rows"
+            )
 
     @property
     def weights_path(self) -> Path:
@@ -66,8 +74,9 @@ class EngineConfig:
 
     @property
     def graph_mode(self) -> Literal["replay", "eager"]:
-        """Replayed are the DSpark draft's passes; nothing else is captured."""
-        return "replay" if self.speculative == "dspark" and not self.eager else "eager"
+        """Whether anything is replayed."""
+        any_graph = self.speculative == "dspark" or self.capture == "rounds"
+        return "replay" if any_graph and not self.eager else "eager"
 
     @property
     def n_draft_layers(self) -> int:

@@ -67,6 +67,15 @@ class Rows:
                 last.append(len(offset) - 1)
         return cls(sampled, last, chunk_of_row, offset)
 
+    @classmethod
+    def even(cls, plan: Plan, width: int, n_padded: int) -> Rows:
+        """For decodes that have `width` rows each, up to `n_padded` requests; padding rows never stand."""
+        sampled, never = plan.chunks, width
+        last = [i * width + chunk.n_drafted for i, chunk in enumerate(sampled)]
+        chunk_of_row = [min(i, len(sampled) - 1) for i in range(n_padded) for _ in range(width)]
+        offset = [j if j <= chunk.n_drafted else never for chunk in sampled for j in range(width)]
+        return cls(sampled, last, chunk_of_row, offset + [never] * (len(chunk_of_row) - len(offset)))
+
 
 class Rounds:
     """Verification and drafting of one engine. `pages` must be set whenever the pool is."""
@@ -110,12 +119,11 @@ class Rounds:
         self.proposer.pages = pages
 
     @torch.no_grad()
-    def finish(self, plan: Plan, step: Step, output: TargetOutput, *, widest: bool = False) -> Drawn:
+    def finish(self, plan: Plan, step: Step, output: TargetOutput, rows: Rows, *, widest: bool = False) -> Drawn:
         """Verify and draw for a step that the target has computed, and leave its requests their next drafts.
 
         `widest` verifies K drafts a request even where there are none, as a profile must.
         """
-        rows = Rows.of(plan)
         chunks = rows.sampled
         n_top = max((n for c in chunks if (n := c.request.sampling.logprobs) is not None), default=None)
         how = _sampling_rows(chunks, self.device) if chunks else None
@@ -240,7 +248,8 @@ class Rounds:
             limit = size + dims.draft_tokens
             chunks.append(Chunk(request, 0, size, drafted > 0, True, drafted, limit))
             self._places[request] = i
-        self.finish(Plan(chunks, n), step, output, widest=True)
+        plan = Plan(chunks, n)
+        self.finish(plan, step, output, Rows.of(plan), widest=True)
         self._places = {}
         self.counts = AcceptanceCounts.zero(dims.draft_tokens)
 

@@ -19,9 +19,10 @@ from impl.engine.config import EngineConfig, check_weights, load_draft_parameter
 from impl.engine.pages import BlockTables, Pool, allocate_pool, draft_pages, layer_pages, page_shape
 from impl.engine.profile import MemoryMeter, MemoryProfile
 from impl.engine.request import FinishReason, Request, TokenLogprobs
-from impl.engine.rounds import Drawn, Rounds, token_logprobs
+from impl.engine.rounds import Drawn, Rounds, Rows, token_logprobs
 from impl.engine.scheduler import Chunk, Plan, Scheduler
 from impl.engine.step import Step, build_step
+from impl.engine.target_replay import TargetReplay
 from impl.handshake import Handshake, Markers
 from impl.kv_geometry import Capacity, KvGeometry, Rule
 from impl.model.target import Target
@@ -69,6 +70,7 @@ class Runner:
         self.handshake = handshake
         self.markers = Markers()
         self.workspace = Workspace(self.device)
+        self.target_replay: TargetReplay | None = None
         self.geometry = KvGeometry.of(dims, n_draft_layers=config.n_draft_layers)
         self.page_shape = page_shape(dims, self.geometry)
         with MemoryMeter(self.device) as meter:
@@ -113,12 +115,22 @@ class Runner:
         )
 
         if self.config.graph_mode == "replay":
-            assert self.rounds is not None
-            start = time.monotonic()
+            self._capture()
+
+    def _capture(self) -> None:
+        """Capture the graphs, over the final pages, and report their bytes."""
+        start, graph_bytes = time.monotonic(), 0
+        if self.rounds is not None:
             self.rounds.proposer.capture()
-            graph_bytes = self.rounds.proposer.graph_bytes
-            log.info("Graph capturing finished in %.2f secs, took %d bytes", time.monotonic() - start, graph_bytes)
-            self._write_profile(graph_bytes)
+            graph_bytes += self.rounds.proposer.graph_bytes
+        if self.config.capture == "rounds":
+            self.target_replay = TargetReplay(
+                self.dims, 1 + self.config.draft_tokens, self.target, self.tables.tables, self.page_shape, self.pages,
+                self.markers, self.device,
+            )  # fmt: skip
+            graph_bytes += self.target_replay.nbytes
+        log.info("Graph capturing finished in %.2f secs, took %d bytes", time.monotonic() - start, graph_bytes)
+        self._write_profile(graph_bytes)
 
     def _write_profile(self, graph_bytes: int | None) -> None:
         profile = kv_profile(self.profile, self.capacity, self.config.memory_budget, self.device)
@@ -149,31 +161,38 @@ class Runner:
     def _run(self, plan: Plan) -> Drawn:
         """Forward and sample: tokens, and logprobs where they are wanted, for each chunk that samples."""
         self.tables.apply(self.blocks.changes)
+        replayed = self.target_replay.run(plan) if self.target_replay is not None else None
+        if replayed is None:
+            step = self._step_of(plan)
+            output, rows = self.target.forward(step, self.pages), Rows.of(plan)
+        else:
+            assert self.target_replay is not None
+            step, output = replayed.step, replayed.output
+            rows = Rows.even(plan, self.target_replay.width, replayed.n_padded)
+        if self.rounds is not None:
+            return self.rounds.finish(plan, step, output, rows)
+        if not rows.sampled:
+            return Drawn([], [])
+        params = [chunk.request.sampling for chunk in rows.sampled]
+        how = SamplingRows.of(
+            [(p.temperature, p.top_k, p.top_p, p.seed) for p in params],
+            [chunk.end - 1 for chunk in rows.sampled],
+            self.device,
+        )
+        n_top = max((p.logprobs for p in params if p.logprobs is not None), default=None)
+        tokens, logs = self._sample(output.hidden, rows.last, how, n_top)
+        return Drawn([[t] for t in tokens], [[token_logprobs(logs, i, p.logprobs)] for i, p in enumerate(params)])
+
+    def _step_of(self, plan: Plan) -> Step:
         ids: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
-        ends: list[int] = []
         for chunk in plan.chunks:
-            length = chunk.end - chunk.start
             ids += chunk.request.tokens(chunk.start, chunk.end - chunk.n_drafted)
             ids += chunk.request.drafts[: chunk.n_drafted]
             positions += range(chunk.start, chunk.end)
-            rows += [chunk.request.row or 0] * length
-            if chunk.samples:
-                ends.append(len(ids) - 1)
-        step = self._build(ids, positions, rows, plan.n_decode_rows)
-        output = self.target.forward(step, self.pages)
-        if self.rounds is not None:
-            return self.rounds.finish(plan, step, output)
-        if not ends:
-            return Drawn([], [])
-        params = [chunk.request.sampling for chunk in plan.chunks if chunk.samples]
-        how = SamplingRows.of(
-            [(p.temperature, p.top_k, p.top_p, p.seed) for p in params], [positions[i] for i in ends], self.device
-        )
-        n_top = max((p.logprobs for p in params if p.logprobs is not None), default=None)
-        tokens, logs = self._sample(output.hidden, ends, how, n_top)
-        return Drawn([[t] for t in tokens], [[token_logprobs(logs, i, p.logprobs)] for i, p in enumerate(params)])
+            rows += [chunk.request.row or 0] * (chunk.end - chunk.start)
+        return self._build(ids, positions, rows, plan.n_decode_rows)
 
     def _build(self, ids: list[int], positions: list[int], rows: list[int], n_decode: int) -> Step:
         return build_step(ids, positions, rows, n_decode, self.tables.tables, self.page_shape, self.device)
@@ -266,6 +285,7 @@ class Runner:
             "threads": torch.get_num_threads(),
             "cache_state": "none",
             "graph_mode": config.graph_mode,
+            "capture": config.capture if config.graph_mode == "replay" else "none",
             "batch_invariant": self.batch_invariant,
             "speculative": config.speculative,
             "draft_tokens": config.draft_tokens,

@@ -136,7 +136,7 @@ def build_step(
         step.visible[ratio] = (at + 1).div_(ratio, rounding_mode="floor")
         done = [i for i, p in enumerate(positions) if (p + 1) % ratio == 0]
         if done:
-            step.emissions[ratio] = _emission(done, ratio, at, rows, block_tables, pages, device)
+            step.emissions[ratio] = _host_emission(done, ratio, at, rows, block_tables, pages)
     return step
 
 
@@ -176,21 +176,91 @@ def window_step(
     )
 
 
-def _emission(
+def decode_step(
+    token_ids: Tensor,
+    first: Tensor,
+    n_rows: Tensor,
+    request_rows: Tensor,
+    block_tables: dict[str, Tensor],
+    pages: PageShape,
+) -> Step:
+    """The same step as `build_step`'s for decodes alone, from device tensors with static shapes: it can be captured.
+
+    token_ids: int64 [R, W]; request r's rows lie at positions first[r] to first[r] + n_rows[r] - 1, all int64 [R]. Rows
+    behind them are padding: position 0, the null block, nothing seen. Entries are as many as W rows can complete.
+    """
+    n, width = token_ids.shape
+    device = token_ids.device
+    column = torch.arange(width, device=device)
+    valid = (column < n_rows[:, None]).view(-1)
+    at = (first[:, None] + column).view(-1) * valid
+    rows = request_rows[:, None].expand(n, width).reshape(-1)
+    seen = at[:, None] - _last(pages.window, device)
+    window_valid = (seen >= 0) & valid[:, None]
+    seen = seen.clamp_min(0)
+    step = Step(
+        token_ids=token_ids.reshape(-1),
+        positions=at,
+        request_rows=rows,
+        n_decode=n * width,
+        block_tables=block_tables,
+        swa_slots={},
+        window_slots={},
+        window_valid=window_valid,
+        state_slots={},
+        emissions={},
+        visible={},
+    )
+    for group in block_tables:
+        if group.startswith("swa"):
+            slots = _slots(block_tables[group], rows[:, None], seen, pages.swa_tokens) * window_valid
+            step.window_slots[group], step.swa_slots[group] = slots, slots[:, -1].contiguous()
+    for ratio, tokens in pages.state_tokens.items():
+        step.state_slots[ratio] = _slots(block_tables[state_group(ratio)], rows, at, tokens) * valid
+        step.visible[ratio] = (at + 1).div(ratio, rounding_mode="floor")
+        of_request = torch.arange(-(-width // ratio), device=device)
+        done = (first.div(ratio, rounding_mode="floor")[:, None] + 1 + of_request) * ratio - 1 - first[:, None]
+        real = done < n_rows[:, None]
+        which = (done * real + torch.arange(n, device=device)[:, None] * width).view(-1)
+        padding = which.new_zeros(-len(which) % 4)
+        step.emissions[ratio] = _emission(
+            torch.cat((which, padding)),
+            torch.cat((real.view(-1), padding.bool())),
+            ratio,
+            at,
+            rows,
+            block_tables,
+            pages,
+        )
+    return step
+
+
+def _host_emission(
     done: list[int],
     ratio: int,
     positions: Tensor,
     request_rows: Tensor,
     block_tables: dict[str, Tensor],
     pages: PageShape,
-    device: torch.device,
 ) -> Emission:
     """The entries of one ratio that token rows `done` complete."""
     n_padding = -len(done) % 4
-    index = torch.tensor([done + [done[0]] * n_padding, [1] * len(done) + [0] * n_padding]).to(device)
-    which, valid = index[0], index[1].bool()
+    index = torch.tensor([done + [done[0]] * n_padding, [1] * len(done) + [0] * n_padding]).to(positions.device)
+    return _emission(index[0], index[1].bool(), ratio, positions, request_rows, block_tables, pages)
+
+
+def _emission(
+    which: Tensor,
+    valid: Tensor,
+    ratio: int,
+    positions: Tensor,
+    request_rows: Tensor,
+    block_tables: dict[str, Tensor],
+    pages: PageShape,
+) -> Emission:
+    """The entries that token rows `which` (int64 [E]) complete, where `valid`."""
     at, rows = positions[which], request_rows[which]
-    sources = at[:, None] - _last((2 if ratio == 4 else 1) * ratio, device)
+    sources = at[:, None] - _last((2 if ratio == 4 else 1) * ratio, positions.device)
     source_valid = sources >= 0
     tokens = pages.state_tokens[ratio]
     source_slots = _slots(block_tables[state_group(ratio)], rows[:, None], sources.clamp_min_(0), tokens)
