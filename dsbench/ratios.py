@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import sqrt
 from typing import TYPE_CHECKING
 
 from dsbench.probes.acceptance import GREEDY
@@ -31,6 +32,8 @@ class _Item:
     """Change in the margin's own terms: a difference, or a fraction of the baseline."""
     exact: bool
     """Greedy, and all boots of each arm counted the same; or both arms counted the same in every block."""
+    counts: float
+    """The smaller of the arms' denominators."""
     p: float
     interval: Interval
     word: Word = "inconclusive"
@@ -59,7 +62,7 @@ def compare_ratios(
     least = smallest_p(len(baseline), len(candidate))
     judged = [_judged(this, item, adjusted.get(item.name, 0.0)) for item in items]
     word = next(word for word in RANKING if any(item.word == word for item in judged))
-    shown = max((item for item in judged if item.word == word), key=lambda item: abs(item.effect))
+    shown = max((item for item in judged if item.word == word), key=lambda item: abs(item.effect) * sqrt(item.counts))
     fires = least <= this.plan.alpha
     bounded = shown.interval.attained < 1
     return this.row(
@@ -92,6 +95,7 @@ def _item(this: Comparison, name: str, a: ByBoot, b: ByBoot, blocks: Mapping[int
         candidate=cand,
         effect=_effect(this, base, cand),
         exact=(repeats and f" {GREEDY}" in name) or of_a == of_b,
+        counts=min(sum(below for _, below in counts.values()) for counts in (a, b)),
         p=permutation_p(list(a.values()), list(b.values())),
         interval=interval(steps, this.plan.equivalence_confidence) if steps else Interval(-1.0, 1.0, 1.0),
     )
@@ -118,7 +122,7 @@ def _judged(this: Comparison, item: _Item, p: float) -> _Item:
         word = this.direction(item.effect)
     elif (item.exact and not beyond) or item.interval.inside(margin):
         word = "equivalent"
-    return _Item(**{**item.__dict__, "word": word})
+    return replace(item, word=word)
 
 
 def _notes(
