@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from impl.engine.arena import Lifetime
 
-_TORCH = Path(torch.__file__).resolve().parent
+_TORCH = Path(torch.__file__).parent
+"""As frames name it: not resolved, since an environment may be reached by a link."""
 _OWN = {Path(__file__), Path(__file__).with_name("tape.py")}
 _MOVES_STORAGE = {"set_", "resize_", "resize_as_", "_resize_output_"}
 _HOST_READS = {Tensor.tolist: "Tensor.tolist", Tensor.numpy: "Tensor.numpy", Tensor.__array__: "numpy.asarray"}
