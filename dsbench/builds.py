@@ -22,15 +22,16 @@ SHARED_FLAGS = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Dims
 
 FOLLOWS = {
     "speculative": ("speculative", "draft_tokens", "draft_weights", "draft_sample_method", "rejection_sample_method",
-                    "synthetic_rates"),
-    "--eager": ("graph_mode",),
+                    "synthetic_rates", "graph_mode", "capture"),
+    "--eager": ("graph_mode", "capture"),
     "--rejection-sample-method": ("rejection_sample_method", "synthetic_rates"),
     "--synthetic-acceptance-rates": ("rejection_sample_method", "synthetic_rates"),
     "--synthetic-acceptance-length": ("rejection_sample_method", "synthetic_rates"),
     "--draft-load-format": ("draft_weights",),
     "--memory-budget": ("requested_bytes",),
 }  # fmt: skip
-"""Conditions that a difference of a key or flag explains; a flag that is not named explains the one of its name."""
+"""Conditions that a difference of a key or flag explains; a flag that is not named explains the one of its name.
+An engine that captures its draft's passes has nothing to capture without one."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,59}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

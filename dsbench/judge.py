@@ -45,6 +45,7 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
         additivity=additivity,
         notes=[
             *plan.notes,
+            *_declared_notes(plan, usable),
             *acceptance_findings(plan, usable),
             *law_findings(plan, usable),
             *_boot_notes(plan, boots),
@@ -153,6 +154,23 @@ def _additivity(plan: Plan, rows: Sequence[Verdict]) -> list[Additivity]:
                 )
             )
     return found
+
+
+def _declared_notes(plan: Plan, boots: Sequence[BootEvidence]) -> list[str]:
+    """What the arms read back of the conditions in which they were to differ; toggles are in the arm's name."""
+    read = {boot.planned.arm: boot.conditions[0] for boot in boots if 0 in boot.conditions}
+    base = read.get(plan.baseline.name, {})
+    notes = []
+    for arm in plan.arms[1:]:
+        mine = read.get(arm.name, {})
+        changes = [
+            f"{key} {base.get(key, 'unknown')} -> {mine.get(key, 'unknown')}"
+            for key in arm.declared
+            if key != "toggles" and base.get(key) != mine.get(key)
+        ]
+        if changes:
+            notes.append(f"declared differences of {arm.name}: {', '.join(changes)}")
+    return notes
 
 
 def _boot_notes(plan: Plan, boots: Sequence[BootEvidence]) -> list[str]:

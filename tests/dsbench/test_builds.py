@@ -76,8 +76,8 @@ def test_any_text_is_an_arm_or_one_clear_line(text):
         ("a=", "b=", []),
         ("a=args=--eager", "b=args=--eager", []),
         ("a=args=--x 1", "b=args=--x=1", []),
-        ("a=", "b=args=--eager", ["graph_mode"]),
-        ("a=args=--eager", "b=", ["graph_mode"]),
+        ("a=", "b=args=--eager", ["graph_mode", "capture"]),
+        ("a=args=--eager", "b=", ["graph_mode", "capture"]),
         ("a=args=--threads 1", "b=args=--threads 2", ["threads"]),
         ("a=env=A=1", "b=env=A=2,B=3", ["env.A", "env.B"]),
     ],
@@ -89,7 +89,7 @@ def test_what_differs_is_declared(baseline, arm, declared):
 def test_a_method_declares_what_follows_from_it_and_no_more():
     declared = declared_differences(parse_arm("a=speculative=none"), parse_arm("b=speculative=dspark"))
     assert {"speculative", "draft_weights", "draft_tokens"} <= set(declared)
-    assert not {"graph_mode", "seed", "threads", "weights", "dims"} & set(declared)
+    assert not {"seed", "threads", "weights", "dims"} & set(declared)
 
 
 PLAIN, DSPARK = "plain=speculative=none", "dspark=speculative=dspark"
@@ -193,7 +193,9 @@ def test_exactly_what_is_declared_may_differ(make_records):
 def test_a_method_that_is_not_in_effect_is_void(make_records):
     plan = make(PLAIN, DSPARK, blocks=2)
     records = make_records(plan)
-    assert judge(plan, records).void == []
+    verdict = judge(plan, records)
+    assert verdict.void == []
+    assert "declared differences of dspark: speculative none -> dspark" in verdict.notes
     number = next(b.number for b in plan.boots if b.arm == "dspark" and b.block == 1)
     void = judge(plan, changed_conditions(records, number, speculative="none")).void
     assert "reads back speculative none, planned dspark" in " ".join(reason.text for reason in void)
