@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from functools import cache
 
@@ -32,15 +33,16 @@ def sampled(n: int = N, n_out: int = 3, **params: object) -> list[Request]:
 
 
 @cache
-def probabilities() -> dict[tuple[int, int], float]:
-    """p(first two tokens) by the target, exactly."""
+def probabilities(top_k: int = DIMS.vocab_size) -> dict[tuple[int, int], float]:
+    """p(first two tokens) by the target, exactly, within the likeliest `top_k` of each."""
     runner = boot_runner(DIMS)
 
     def next_token(prompt: list[int]) -> dict[int, float]:
         runner.scheduler.add(make_request(prompt, max_tokens=1, logprobs=DIMS.vocab_size))
         (event,) = runner.step()
         assert event.logprobs is not None
-        return {token: 2.718281828459045**value for token, value in event.logprobs.top}
+        kept = {token: math.exp(value) for token, value in event.logprobs.top[:top_k]}
+        return {token: p / sum(kept.values()) for token, p in kept.items()}
 
     return {
         (first, second): p * q
@@ -49,9 +51,9 @@ def probabilities() -> dict[tuple[int, int], float]:
     }
 
 
-def p_value(outputs: list[list[int]]) -> float:
+def p_value(outputs: list[list[int]], law: dict[tuple[int, int], float] | None = None) -> float:
     """Chi-square of the first two tokens: the second is the first one that drafts decide."""
-    law, seen = probabilities(), Counter((out[0], out[1]) for out in outputs)
+    law, seen = law or probabilities(), Counter((out[0], out[1]) for out in outputs)
     pairs = sorted(law, key=law.__getitem__, reverse=True)
     frequent = [pair for pair in pairs if law[pair] * len(outputs) >= 5]
     rest = 1 - sum(law[pair] for pair in frequent)
@@ -75,6 +77,13 @@ def test_the_law_of_sampled_output_is_the_targets(method: str, settings: dict[st
     before = runner.rounds.counts
     assert p_value(generate(runner, sampled())) > ALPHA
     assert 0.02 < (runner.rounds.counts.since(before).acceptance_rate or 0) < 0.95
+
+
+def test_tokens_outside_top_k_are_never_drawn_and_the_law_is_the_cut_one() -> None:
+    outputs = generate(runner_of(), sampled(top_k=3))
+    law = probabilities(top_k=3)
+    assert {(out[0], out[1]) for out in outputs} <= law.keys()
+    assert p_value(outputs, law) > ALPHA
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,23 @@
+"""Replayed rounds on a CUDA device: the tokens of the same engine run eagerly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.impl.engine.engines import boot_runner, generate, make_request, random_prompts
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("capture", ["draft", "rounds"])
+def test_replay_gives_the_tokens_of_eager(capture: str) -> None:
+    prompts = random_prompts(6, 150, seed=3)
+    found = []
+    for eager in (True, False):
+        runner = boot_runner(budget=256 << 20, device="cuda", speculative="dspark", eager=eager, capture=capture)
+        requests = [make_request(p, temperature=float(i % 2), seed=i, max_tokens=24) for i, p in enumerate(prompts)]
+        found.append(generate(runner, requests))
+        assert runner.rounds is not None
+        assert (runner.rounds.proposer.graph_bytes > 0) == (not eager)
+    assert found[0] == found[1]
