@@ -169,7 +169,7 @@ from pathlib import Path
 from dsbench import execute, store
 folder = Path(sys.argv[1])
 plan = store.load_plan(folder)
-execute.execute(plan, folder, command=lambda plan: sys.argv[2:] + plan.engine_args, quiet=True)
+execute.execute(plan, folder, command=lambda plan, arm: sys.argv[2:] + plan.engine_args, quiet=True)
 """
 
 
