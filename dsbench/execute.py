@@ -99,7 +99,7 @@ def _boot(
     start = time.monotonic()
     ready_seconds: float | None = None
     status, reason = "ok", ""
-    left = plan.probes.names()
+    left = plan.probes.names() if planned.phase == "measured" else plan.probes.warmup_names()
     try:
         with Server(command, environment, boot_dir, stop_s=plan.timeouts.stop) as server:
             url = _wait(server, plan)

@@ -164,7 +164,7 @@ def _declared_notes(plan: Plan, boots: Sequence[BootEvidence]) -> list[str]:
     for arm in plan.arms[1:]:
         mine = read.get(arm.name, {})
         changes = [
-            f"{key} {base.get(key, 'unknown')} -> {mine.get(key, 'unknown')}"
+            f"{key} {str(base.get(key, 'unknown'))[:32]} -> {str(mine.get(key, 'unknown'))[:32]}"
             for key in arm.declared
             if key != "toggles" and base.get(key) != mine.get(key)
         ]

@@ -126,6 +126,10 @@ class Probes(_Table):
     def names(self) -> list[str]:
         return [name for name in type(self).model_fields if getattr(self, name) is not None]
 
+    def warmup_names(self) -> list[str]:
+        """What a discarded boot runs: all but what is counted and not timed, which a cold cache cannot change."""
+        return [name for name in self.names() if name not in ("acceptance", "output_law")]
+
     def metrics(self, name: str) -> list[str]:
         """Metric keys that one probe of this suite reports when it has run."""
         if name == "kv":

@@ -129,3 +129,11 @@ def test_variables_of_an_arm_reach_its_boots_only(run):
     _, _, verdict = run(arms=("a=speculative=dspark", "b=speculative=dspark;env=FAKE_FAULT=stale-draft"))
     assert verdict.word == "regressed"
     assert words(verdict)["output_law"] == "regressed"
+
+
+def test_a_warm_up_counts_no_drafts(run, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.SUITE", SUITE.model_copy(update={"warmup_boots": 1}))
+    plan, records, verdict = run(KEYWORD, engine_args=RATES)
+    assert verdict.void == []
+    ran = {b.phase: {c.probe for c in records if isinstance(c, r.Check) and c.boot == b.number} for b in plan.boots}
+    assert ran == {"warm-up": {"identity"}, "measured": {"identity", "acceptance"}}
