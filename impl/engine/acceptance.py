@@ -36,7 +36,9 @@ class AcceptanceCounts:
         """With one more round; a round without drafts changes nothing."""
         k = len(self.accepted_per_position)
         if not 0 <= n_accepted <= n_drafted <= k:
-            raise AcceptanceError(f"a round accepted {n_accepted} of {n_drafted} drafts; need 0 <= accepted <= drafted <= {k}")
+            raise AcceptanceError(
+                f"a round accepted {n_accepted} of {n_drafted} drafts; need 0 <= accepted <= drafted <= {k}"
+            )
         if not n_drafted:
             return self
         per_position = tuple(n + (i < n_accepted) for i, n in enumerate(self.accepted_per_position))
