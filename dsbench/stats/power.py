@@ -19,7 +19,7 @@ SIMULATED_UP_TO = 12
 SIMULATIONS = 1000
 
 
-@lru_cache
+@lru_cache(maxsize=None)
 def visible(blocks: int, alpha: float) -> float | None:
     """Smallest mean difference seen with 80 % power, in standard deviations of the differences.
 
