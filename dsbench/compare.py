@@ -19,6 +19,10 @@ from dsbench.stats.samples import blocks_to_fire, interval, sign_flip_p, smalles
 
 Numbers = Sequence[float]
 
+LEAST_BOOTS = 2
+"""Boots an arm from which exact and item metrics can be judged: one boot cannot show that it repeats."""
+ONE_BOOT = "one boot an arm: nothing shows that it repeats; exact and item metrics need 2"
+
 SPREAD_FROM = 4
 """Blocks from which their spread is worth extrapolating from; of two or three it is luck."""
 
@@ -87,7 +91,7 @@ def _exact(this: Comparison, baseline: Numbers, candidate: Numbers) -> Verdict |
     if outcome == "baseline-varies":
         return None
     counts = {"n_baseline": len(baseline), "n_candidate": len(candidate), "baseline": baseline[0]}
-    notes = ["one boot an arm: nothing shows that it repeats"] if min(len(baseline), len(candidate)) < 2 else []
+    notes = [] if min(len(baseline), len(candidate)) >= LEAST_BOOTS else [ONE_BOOT]
     if outcome == "candidate-varies":
         seen = ", ".join(f"{value:,.10g}" for value in sorted(set(candidate)))
         return this.row("regressed", **counts, notes=[f"not deterministic: its boots read {seen}"])
@@ -97,7 +101,9 @@ def _exact(this: Comparison, baseline: Numbers, candidate: Numbers) -> Verdict |
     if expected is not None and expected != delta:
         notes.append(f"expected {expected:+,} {this.metric.unit}, measured {delta:+,.10g} {this.metric.unit}")
     beyond = delta != 0 and (relative is None or abs(relative) > this.metric.margin)
-    word = this.direction(delta) if beyond else "equivalent"
+    word: Word = this.direction(delta) if beyond else "equivalent"
+    if ONE_BOOT in notes:
+        word = "inconclusive"
     return this.row(word, **counts, candidate=candidate[0], delta=delta, relative=relative, notes=notes)
 
 
@@ -182,6 +188,13 @@ def _items(
     }
     if this.metric.margin == 0 and not unstable_a and unstable_b:
         return this.row("regressed", **counts, notes=[f"not deterministic: its boots differ on {_some(unstable_b)}"])
+    if min(len(baseline), len(candidate)) < LEAST_BOOTS:
+        return this.row("inconclusive", **counts, notes=[ONE_BOOT])
+    if this.metric.margin == 0 and unstable_a:
+        # What the baseline does repeat is still owed.
+        steady = [item for item in items if item not in unstable_a]
+        if lost := [item for item in steady if _worse(a[item], b[item], tokens)]:
+            return this.row("regressed", **counts, notes=[f"lost items that the baseline repeats: {_some(lost)}"])
     if tokens and unstable_a:
         return this.row("inconclusive", **counts, notes=[f"the baseline's own boots differ on {_some(unstable_a)}"])
     if tokens:
@@ -248,6 +261,13 @@ def _one(seen: list[Observation]) -> int | float:
         what = f"{len(seen)} readings" if len(seen) != 1 else f"the reading {value!r}"
         raise InputError(f"records: boot {seen[0].boot} has {what} of {seen[0].metric} where one number is due")
     return value
+
+
+def _worse(baseline: Sequence[Value], candidate: Sequence[Value], tokens: bool) -> bool:
+    """Whether an item that the baseline repeats is lost: other tokens, or fewer right answers."""
+    if tokens:
+        return any(value != baseline[0] for value in candidate)
+    return _share(candidate) < _share(baseline)
 
 
 def _share(values: Sequence[Value]) -> float:

@@ -37,12 +37,20 @@ GRACE_S = 3
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
+MOST_THREADS = 256
 
 
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def _threads(text: str) -> int:
+    value = _count(text)
+    if value > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST_THREADS}, got {value}")
     return value
 
 
@@ -61,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     add("--memory-budget", type=_count, help="bytes for weights, buffers, activations and KV (pico: 64 MiB)")
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--seed", type=int, default=0, help="of dummy weights, and of requests without a seed")
-    add("--threads", type=_count, default=1, help="torch threads")
+    add("--threads", type=_threads, default=1, help="torch threads")
     add("--max-body-bytes", type=_count, default=8 << 20, help="longest HTTP body taken")
     add("--until", choices=["profile", "ready-forever"], default="ready-forever", help="profile: write the files, exit")
     return flags
