@@ -69,17 +69,26 @@ def compare(
         return this.row("not-run", notes=["no reading in both arms"])
     if any(o.value is None for seen in (*baseline.values(), *candidate.values()) for o in seen):
         return this.row("inconclusive", notes=["unknown on this platform"])
+    few = min(len(baseline), len(candidate)) < LEAST_BOOTS
     if metric.kind == "item":
-        return _items(this, baseline, candidate)
+        items = _items(this, baseline, candidate)
+        return _undecided(items) if few else items
     numbers = {number: float(_one(seen)) for number, seen in {**baseline, **candidate}.items()}
     blocks = {boot.number: boot.planned.block for boot in boots}
     if metric.kind == "exact":
         exact = _exact(this, [numbers[b] for b in baseline], [numbers[b] for b in candidate])
         if exact:
-            return exact
+            return _undecided(exact) if few else exact
         note = ["varies between the baseline's own boots: judged as a sample"]
         return _sample(this, _by_block(numbers, baseline, blocks), _by_block(numbers, candidate, blocks), note)
     return _sample(this, _by_block(numbers, baseline, blocks), _by_block(numbers, candidate, blocks), [])
+
+
+def _undecided(row: Verdict) -> Verdict:
+    """A row from one boot an arm: a loss stands, and so does a drift control that moved; nothing good is granted."""
+    if row.role != "drift control" and row.word in ("improved", "equivalent"):
+        return row.model_copy(update={"word": "inconclusive", "notes": [*row.notes, ONE_BOOT]})
+    return row
 
 
 # --- exact ----------------------------------------------------------------------------------------------------------
@@ -91,7 +100,7 @@ def _exact(this: Comparison, baseline: Numbers, candidate: Numbers) -> Verdict |
     if outcome == "baseline-varies":
         return None
     counts = {"n_baseline": len(baseline), "n_candidate": len(candidate), "baseline": baseline[0]}
-    notes = [] if min(len(baseline), len(candidate)) >= LEAST_BOOTS else [ONE_BOOT]
+    notes: list[str] = []
     if outcome == "candidate-varies":
         seen = ", ".join(f"{value:,.10g}" for value in sorted(set(candidate)))
         return this.row("regressed", **counts, notes=[f"not deterministic: its boots read {seen}"])
@@ -101,9 +110,7 @@ def _exact(this: Comparison, baseline: Numbers, candidate: Numbers) -> Verdict |
     if expected is not None and expected != delta:
         notes.append(f"expected {expected:+,} {this.metric.unit}, measured {delta:+,.10g} {this.metric.unit}")
     beyond = delta != 0 and (relative is None or abs(relative) > this.metric.margin)
-    word: Word = this.direction(delta) if beyond else "equivalent"
-    if ONE_BOOT in notes:
-        word = "inconclusive"
+    word = this.direction(delta) if beyond else "equivalent"
     return this.row(word, **counts, candidate=candidate[0], delta=delta, relative=relative, notes=notes)
 
 
@@ -188,8 +195,6 @@ def _items(
     }
     if this.metric.margin == 0 and not unstable_a and unstable_b:
         return this.row("regressed", **counts, notes=[f"not deterministic: its boots differ on {_some(unstable_b)}"])
-    if min(len(baseline), len(candidate)) < LEAST_BOOTS:
-        return this.row("inconclusive", **counts, notes=[ONE_BOOT])
     if this.metric.margin == 0 and unstable_a:
         # What the baseline does repeat is still owed.
         steady = [item for item in items if item not in unstable_a]
