@@ -20,6 +20,10 @@ from dsbench.stats.samples import blocks_to_fire, interval, sign_flip_p, smalles
 
 Numbers = Sequence[float]
 
+LEAST_BOOTS = 2
+"""Boots an arm from which exact and item metrics can be judged: one boot cannot show that it repeats."""
+ONE_BOOT = "one boot an arm: nothing shows that it repeats; exact and item metrics need 2"
+
 SPREAD_FROM = 4
 """Blocks from which their spread is worth extrapolating from; of two or three it is luck."""
 
@@ -72,16 +76,25 @@ def compare(
         return compare_ratios(this, baseline, candidate, blocks)
     if any(o.value is None for seen in (*baseline.values(), *candidate.values()) for o in seen):
         return this.row("inconclusive", notes=["unknown on this platform"])
+    few = min(len(baseline), len(candidate)) < LEAST_BOOTS
     if metric.kind == "item":
-        return _items(this, baseline, candidate)
+        items = _items(this, baseline, candidate)
+        return _undecided(items) if few else items
     numbers = {number: float(_one(seen)) for number, seen in {**baseline, **candidate}.items()}
     if metric.kind == "exact":
         exact = _exact(this, [numbers[b] for b in baseline], [numbers[b] for b in candidate])
         if exact:
-            return exact
+            return _undecided(exact) if few else exact
         note = ["varies between the baseline's own boots: judged as a sample"]
         return _sample(this, _by_block(numbers, baseline, blocks), _by_block(numbers, candidate, blocks), note)
     return _sample(this, _by_block(numbers, baseline, blocks), _by_block(numbers, candidate, blocks), [])
+
+
+def _undecided(row: Verdict) -> Verdict:
+    """A row from one boot an arm: a loss stands, and so does a drift control that moved; nothing good is granted."""
+    if row.role != "drift control" and row.word in ("improved", "equivalent"):
+        return row.model_copy(update={"word": "inconclusive", "notes": [*row.notes, ONE_BOOT]})
+    return row
 
 
 # --- exact ----------------------------------------------------------------------------------------------------------
@@ -93,7 +106,7 @@ def _exact(this: Comparison, baseline: Numbers, candidate: Numbers) -> Verdict |
     if outcome == "baseline-varies":
         return None
     counts = {"n_baseline": len(baseline), "n_candidate": len(candidate), "baseline": baseline[0]}
-    notes = ["one boot an arm: nothing shows that it repeats"] if min(len(baseline), len(candidate)) < 2 else []
+    notes: list[str] = []
     if outcome == "candidate-varies":
         seen = ", ".join(f"{value:,.10g}" for value in sorted(set(candidate)))
         return this.row("regressed", **counts, notes=[f"not deterministic: its boots read {seen}"])
@@ -190,6 +203,11 @@ def _items(
     if this.metric.margin == 0 and not unstable_a and unstable_b and not lost:
         notes = [f"not deterministic: its boots differ on {_some(unstable_b)}"]
         return this.row("regressed", **counts, notes=notes)
+    if this.metric.margin == 0 and unstable_a:
+        # What the baseline does repeat is still owed.
+        steady = [item for item in items if item not in unstable_a]
+        if lost := [item for item in steady if _worse(a[item], b[item], tokens)]:
+            return this.row("regressed", **counts, notes=[f"lost items that the baseline repeats: {_some(lost)}"])
     if tokens and unstable_a:
         return this.row("inconclusive", **counts, notes=[f"the baseline's own boots differ on {_some(unstable_a)}"])
     if tokens:
@@ -257,6 +275,13 @@ def _one(seen: list[Observation]) -> int | float:
         what = f"{len(seen)} readings" if len(seen) != 1 else f"the reading {value!r}"
         raise InputError(f"records: boot {seen[0].boot} has {what} of {seen[0].metric} where one number is due")
     return value
+
+
+def _worse(baseline: Sequence[Value], candidate: Sequence[Value], tokens: bool) -> bool:
+    """Whether an item that the baseline repeats is lost: other tokens, or fewer right answers."""
+    if tokens:
+        return any(value != baseline[0] for value in candidate)
+    return _share(candidate) < _share(baseline)
 
 
 def _share(values: Sequence[Value]) -> float:

@@ -20,11 +20,15 @@ from dsbench import __version__, records
 from dsbench.engines import embedded
 from dsbench.engines.client import BadAnswer, Client
 from dsbench.engines.server import EngineFailed, Server
+from dsbench.errors import InputError
 from dsbench.metrics import metric
 from dsbench.probes import acceptance, decode, identity, kv, output_law, prefill, smoke
 from dsbench.probes.boot import Boot, Probe, ProbeFailed, Reading
 from dsbench.records import Arm, BootEnded, BootStarted, Plan, PlannedBoot
 from dsbench.store import BOOTS, RecordWriter, load_records
+
+REFUSED = "ended with code 2"
+"""An engine's answer to flags that cannot work; the first boot's ends the experiment before it begins."""
 
 PROBES: dict[str, Probe] = {
     "kv": kv.run,
@@ -59,6 +63,8 @@ def execute(
                 plan, planned, attempts.get(planned.number, 0) + 1, folder, command(plan, plan.arm(planned.arm)), writer
             )
             progress.advance(task)
+            if not attempts and planned is plan.boots[0] and REFUSED in ended_as.reason:
+                raise InputError(f"the engine refuses this build:{ended_as.reason.partition('ends:')[2]}")
             if not quiet and (ended_as.status == "failed" or not progress.console.is_terminal):
                 progress.console.print(_line(plan, planned, ended_as), soft_wrap=True, markup=False, highlight=False)
         progress.update(task, description="all boots ended")
@@ -92,6 +98,7 @@ def _boot(
     of_boot: dict[str, Any] = {"boot": planned.number, "attempt": attempt}
     writer.write(BootStarted(**of_boot, time=_now(), arm=planned.arm, block=planned.block, phase=planned.phase))
     environment = {
+        **embedded.environment(),
         **plan.arm(planned.arm).env,
         "DSBENCH_TOGGLES": plan.arm(planned.arm).environment,
         "DSBENCH_BOOT_DIR": str(boot_dir.resolve()),

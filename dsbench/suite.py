@@ -130,6 +130,14 @@ class Probes(_Table):
         """What a discarded boot runs: all but what is counted and not timed, which a cold cache cannot change."""
         return [name for name in self.names() if name not in ("acceptance", "output_law")]
 
+    def items(self, name: str) -> int:
+        """Number of items that one probe of this suite asks; 0 for probes without items."""
+        if name == "smoke" and self.smoke:
+            return len({item.name for item in self.smoke.items})
+        if name == "identity" and self.identity:
+            return 2 * len(self.identity.prompts)
+        return 0
+
     def metrics(self, name: str) -> list[str]:
         """Metric keys that one probe of this suite reports when it has run."""
         if name == "kv":

@@ -63,6 +63,8 @@ def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
                 missing[probe, f"{check.status}: {check.reason}"].append(boot.number)
             elif absent := [metric for metric in metrics if metric not in gave]:
                 missing[probe, f"gave no {', '.join(absent)}"].append(boot.number)
+            elif (n := len({i for m, _, i in seen[boot.number] if m in metrics and i})) < plan.probes.items(probe):
+                missing[probe, f"gave {n} of {plan.probes.items(probe)} items"].append(boot.number)
             elif lacking:
                 missing[probe, f"gave no {_key(*lacking[0])}, which other boots have"].append(boot.number)
     for (probe, what), numbers in missing.items():
@@ -157,6 +159,7 @@ def conditions_as_planned(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
 def markers_right(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
     """In every boot and rank the arm's own toggles took their branch, and no other toggle did."""
     missing: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    partial: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     misplaced: dict[tuple[str, str], list[int]] = defaultdict(list)
     for boot in boots:
         arm = plan.arm(boot.planned.arm)
@@ -164,10 +167,11 @@ def markers_right(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
         for rank in sorted({*boot.conditions, *last}):
             taken = last[rank].taken if rank in last else {}
             for toggle in arm.takes:
-                if not taken.get(toggle):
-                    missing[
-                        arm.name, toggle, _refusals(last[rank].refused.get(toggle) if rank in last else None)
-                    ].append(boot.number)
+                refused = last[rank].refused.get(toggle) if rank in last else None
+                if taken.get(toggle, 0) < 1:
+                    missing[arm.name, toggle, _refusals(refused)].append(boot.number)
+                elif refused:
+                    partial[arm.name, toggle, "; ".join(sorted(refused))].append(boot.number)
             for toggle, count in taken.items():
                 if count and toggle not in arm.on:
                     misplaced[arm.name, toggle].append(boot.number)
@@ -176,6 +180,14 @@ def markers_right(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
             code="marker-missing",
             text=f"toggle {toggle} is on in {arm_name} but its branch was never taken{why}",
             mend="a toggle that did not act cannot be judged: meet its preconditions, or restore its branch",
+            arm=arm_name,
+            boots=sorted(set(numbers)),
+        )
+    for (arm_name, toggle, why), numbers in partial.items():
+        yield VoidReason(
+            code="marker-refused",
+            text=f"toggle {toggle} took its branch in {arm_name} at some places and was refused at others: {why}",
+            mend="the arm is only partly what it says: meet the precondition wherever the toggle is to act",
             arm=arm_name,
             boots=sorted(set(numbers)),
         )

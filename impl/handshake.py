@@ -33,23 +33,35 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 class Markers:
-    """Counts, per toggle, of optimized branches taken and of refusals with their reason."""
+    """Counts, per toggle, of optimized branches taken, of refusals, and of steps it leaves alone by design."""
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
         self.refused: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.skipped: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def take(self, toggle: str) -> None:
         """Call from inside the optimized branch, once each time it runs."""
         self.taken[toggle] += 1
 
     def refuse(self, toggle: str, reason: str) -> None:
-        """Call where the toggle is on but a precondition sends the step down the baseline's branch."""
+        """Call where the toggle is on but a broken precondition sends the step down the baseline's branch."""
         self.refused[toggle][reason] += 1
 
+    def skip(self, toggle: str, reason: str) -> None:
+        """Call where the toggle is on and leaves a step alone by its own definition, such as the small-token path."""
+        self.skipped[toggle][reason] += 1
+
     def to_json(self) -> dict[str, Any]:
-        names = sorted({*self.taken, *self.refused})
-        return {name: {"taken": self.taken[name], "refused": dict(self.refused[name])} for name in map(_known, names)}
+        names = sorted({*self.taken, *self.refused, *self.skipped})
+        return {
+            name: {
+                "taken": self.taken[name],
+                "refused": dict(self.refused[name]),
+                "skipped": dict(self.skipped[name]),
+            }
+            for name in map(_known, names)
+        }
 
 
 def _known(name: str) -> str:

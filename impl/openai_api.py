@@ -19,6 +19,8 @@ from impl.engine.request import SamplingParams
 MAX_PROMPTS = 128
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
+LEAST_TEMPERATURE = 1e-5
+"""As in vLLM."""
 
 
 class ApiError(Exception):
@@ -88,7 +90,7 @@ class GenerationBody(BaseModel):
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: Annotated[float | None, Field(ge=0, le=100, allow_inf_nan=False)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    top_k: Annotated[int | None, Field(ge=-1)] = None
+    top_k: Annotated[int | None, Field(ge=-1, lt=2**31)] = None
     """0 and -1 keep all."""
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**64)] = None
     stop: Annotated[list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_one_or_many)] = Field(
@@ -153,6 +155,10 @@ def parse(kind: type[Body], raw: bytes, limits: Limits) -> Body:
         values = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise ApiError(400, "the body holds text that is not Unicode (half of a surrogate pair)") from None
     if not isinstance(values, dict):
         raise ApiError(400, f"the body must be a JSON object, got {_short(values)}")
     try:
@@ -246,7 +252,7 @@ def sampling_params(
     seed = default_seed if body.seed is None else body.seed
     return SamplingParams(
         max_tokens=min(most or default_max_tokens or room, room),
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=_temperature(body.temperature),
         top_k=max(body.top_k or 0, 0),
         top_p=1.0 if body.top_p is None else body.top_p,
         seed=seed % (1 << 64),
@@ -254,3 +260,9 @@ def sampling_params(
         stop=tuple(body.stop or ()),
         logprobs=None if n_top is None else min(n_top, limits.vocab_size),
     )
+
+
+def _temperature(asked: float | None) -> float:
+    """0, greedy, for what is too small to divide logits by in fp32."""
+    temperature = 1.0 if asked is None else asked
+    return temperature if temperature >= LEAST_TEMPERATURE else 0.0

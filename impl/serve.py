@@ -38,6 +38,7 @@ GRACE_S = 3
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
+MOST_THREADS = 256
 
 
 def _count(text: str) -> int:
@@ -49,6 +50,13 @@ def _count(text: str) -> int:
 
 def _rates(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in text.split(","))
+
+
+def _threads(text: str) -> int:
+    value = _count(text)
+    if value > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"must be at most {MOST_THREADS}, got {value}")
+    return value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     add("--memory-budget", type=_count, help="bytes for weights, buffers, activations and KV (pico: 64 MiB)")
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--seed", type=int, default=0, help="of dummy weights, and of requests without a seed")
-    add("--threads", type=_count, default=1, help="torch threads")
+    add("--threads", type=_threads, default=1, help="torch threads")
     add("--speculative", choices=["none", "mtp", "dspark"], default="none", help="how tokens are drafted")
     add("--draft-weights", type=Path, help="safetensors file (default: the shipped one of these dims and method)")
     add("--draft-load-format", choices=["auto", "dummy"], help="of the draft's weights (default: as --load-format)")

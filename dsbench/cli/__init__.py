@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from dsbench.errors import InputError
 from impl.toggles import ToggleError
 
 USAGE_ERROR = 2
+INTERNAL_ERROR = 70
 INTERRUPTED = 130
 READER_LEFT = 141
 
@@ -93,6 +95,11 @@ class CommandLine(click.Group):
         except (click.Abort, KeyboardInterrupt):
             click.echo("dsbench: interrupted", err=True)
             sys.exit(INTERRUPTED)
+        except Exception:
+            # Python's own exit code for this would be 1, which is a verdict's.
+            traceback.print_exc()
+            click.echo("dsbench: this is a defect of dsbench, not a verdict; please report the lines above", err=True)
+            sys.exit(INTERNAL_ERROR)
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -156,7 +157,12 @@ def ab(
         seed=seed,
         controls=controls,
     )
-    return _run(plan, create(plan, out), as_json)
+    folder = create(plan, out)
+    try:
+        return _run(plan, folder, as_json)
+    except InputError:  # the engine took none of it: leave nothing behind
+        shutil.rmtree(folder)
+        raise
 
 
 def _synthetic(dims: Dims, rates: str | None, length: float | None) -> dict[str, str | float | None]:
@@ -213,13 +219,14 @@ def _run(plan: Plan, folder: Path, as_json: bool) -> int:
 
 @contextmanager
 def _terminate_like_interrupt() -> Iterator[None]:
-    """SIGTERM ends the running engine and marks its boot, as Ctrl-C does."""
+    """SIGTERM, or a terminal that goes away, ends the running engine and marks its boot, as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -16,9 +16,10 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 def judge(result: str, out: Path, as_json: bool) -> int:
     """Judge a stored experiment again from its records.
 
-    Nothing is run and nothing stored is changed, except that a missing verdict is stored. If the answer
-    differs from the stored verdict, that is said on stderr. The exit code is the new verdict's.
+    Nothing is run and nothing stored is changed, except that a missing or unreadable verdict is stored anew.
+    If the answer differs from the stored verdict, that is said on stderr. The exit code is the new verdict's.
     """
+    from dsbench.errors import InputError
     from dsbench.judge import judge as judge_records
     from dsbench.report.table import print_report
     from dsbench.store import load_plan, load_records, load_verdict, resolve, save_verdict
@@ -28,7 +29,12 @@ def judge(result: str, out: Path, as_json: bool) -> int:
     records, notices = load_records(folder)
     for notice in notices:
         click.echo(notice, err=True)
-    verdict, stored = judge_records(plan, records), load_verdict(folder)
+    verdict = judge_records(plan, records)
+    try:
+        stored = load_verdict(folder)
+    except InputError as error:
+        click.echo(f"{error}: replaced", err=True)
+        stored = None
     if as_json:
         click.echo(verdict.model_dump_json(indent=2))
     else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
+from pathlib import Path
 
 from dsbench.records import Arm, Plan
 
@@ -10,10 +13,18 @@ from dsbench.records import Arm, Plan
 def command(plan: Plan, arm: Arm) -> list[str]:
     """The command line of every boot of an arm; toggles travel in the environment."""
     until = ["--until", "profile"] if plan.until == "profile" else []
-    return [sys.executable, "-m", "impl.serve", "--host", "127.0.0.1", "--port", "0", *flags(plan, arm), *until]
+    return [sys.executable, "-P", "-m", "impl.serve", "--host", "127.0.0.1", "--port", "0", *flags(plan, arm), *until]
 
 
 def flags(plan: Plan, arm: Arm) -> list[str]:
     """What plan and arm add to the command line of an engine that takes impl.serve's flags."""
     method = ["--speculative", arm.speculative] if arm.speculative is not None else []
     return [*plan.engine_args, *method, *arm.args]
+
+
+def environment() -> dict[str, str]:
+    """Lets the engine find the `impl` that this harness would import, and never one of the current folder."""
+    spec = importlib.util.find_spec("impl")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    path = [*filter(None, [os.environ.get("PYTHONPATH", "")]), *(str(Path(place).parent) for place in places)]
+    return {"PYTHONPATH": os.pathsep.join(path)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -16,6 +17,15 @@ from types import TracebackType
 import httpx
 
 POLL_S = 0.02
+
+
+def _end_with_parent() -> None:
+    """Runs in the child: when the harness dies, even by kill -9, the kernel sends the engine SIGTERM (Linux)."""
+    if _PRCTL is not None:
+        _PRCTL(1, int(signal.SIGTERM), 0, 0, 0)
+
+
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
 
 class EngineFailed(Exception):
@@ -57,6 +67,7 @@ class Server:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    preexec_fn=_end_with_parent,
                 )
             except OSError as error:
                 raise EngineFailed(f"cannot start {self.command[0]}: {error.strerror or error}") from None

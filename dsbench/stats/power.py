@@ -7,7 +7,7 @@ beyond, it is that of the paired t test, which the sign-flip test has come close
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 from scipy.stats import t as student
@@ -19,7 +19,7 @@ SIMULATED_UP_TO = 12
 SIMULATIONS = 1000
 
 
-@lru_cache
+@cache
 def visible(blocks: int, alpha: float) -> float | None:
     """Smallest mean difference seen with 80 % power, in standard deviations of the differences.
 

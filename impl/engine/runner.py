@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -274,6 +276,7 @@ class Runner:
         return {
             "engine": "embedded",
             "impl_version": __version__,
+            "impl_sources": sources_digest(),
             "torch": torch.__version__,
             "python": platform.python_version(),
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
@@ -299,6 +302,15 @@ class Runner:
             "kv_rule": KV_RULE,
             "requested_bytes": config.memory_budget,
         }
+
+
+def sources_digest() -> str:
+    """sha256 over this package's Python files: an edit between two boots of an experiment must show."""
+    digest = hashlib.sha256()
+    package = Path(__file__).resolve().parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def kv_profile(

@@ -67,32 +67,41 @@ class Seam:
             return [new.layer_input]
         residual, y, post, comb = streams.pending()
         streams.clear()
-        residual_out = input_out = None
-        if self.reuse_residual or self.alias_small_path:
-            reason = self._refusal(residual)
-            if reason:
-                self.markers.refuse("mhc_residual_reuse", reason)
-            else:
-                residual_out = residual
-        if self.reuse_input:
-            reason = self._refusal(y)
-            if reason:
-                self.markers.refuse("mhc_input_reuse", reason)
-            else:
-                input_out = y
+        small = residual.shape[0] <= mhc.SMALL_TOKENS
+        residual_out = residual if self._may_take("mhc_residual_reuse", self.reuse_residual, residual, small) else None
+        input_out = y if self._may_take("mhc_input_reuse", self.reuse_input, y, small) else None
+        if small and self.alias_small_path:
+            residual_out = residual
         new = mhc.seam(residual, y, post, comb, self.weights, residual_out=residual_out, input_out=input_out)
-        if residual_out is not None and new.residual.data_ptr() == residual.data_ptr():
-            self.markers.take("mhc_residual_reuse" if self.reuse_residual else "residual_reuse_small_path")
-        if input_out is not None and new.layer_input.data_ptr() == y.data_ptr():
-            self.markers.take("mhc_input_reuse")
+        took_residual = new.residual.data_ptr() == residual.data_ptr()
+        took_input = new.layer_input.data_ptr() == y.data_ptr()
+        del residual, y, residual_out, input_out
+        if took_residual:
+            self._took("residual_reuse_small_path" if small else "mhc_residual_reuse", new.residual)
+        if took_input:
+            self._took("mhc_input_reuse", new.layer_input)
         streams.residual, streams.post, streams.comb = new.residual, new.post, new.comb
         return [new.layer_input]
 
-    def _refusal(self, tensor: Tensor) -> str:
-        """Why `tensor` may not be written over at this seam; empty when it may."""
-        if tensor.shape[0] <= mhc.SMALL_TOKENS and not self.alias_small_path:
-            return "small-token path: its programs re-read what others write"
-        return reuse_refusal(tensor, self.workspace, holders=_SEAM_HOLDERS)
+    def _may_take(self, toggle: str, on: bool, tensor: Tensor, small: bool) -> bool:
+        """Whether the seam writes over `tensor`; says why where the toggle is on and it does not."""
+        if not on:
+            return False
+        if small:
+            self.markers.skip(toggle, "small-token path: its programs re-read what others write")
+            return False
+        reason = reuse_refusal(tensor, self.workspace, holders=_SEAM_HOLDERS)
+        if reason:
+            self.markers.refuse(toggle, reason)
+        return not reason
+
+    def _took(self, toggle: str, tensor: Tensor) -> None:
+        """Count a reuse, unless the memory turns out to have another holder now that the dead tensor is gone."""
+        # Three know it: the seam's result, this parameter and getrefcount's own argument.
+        if sole_holder(tensor) and sys.getrefcount(tensor) <= 3:
+            self.markers.take(toggle)
+        else:
+            self.markers.refuse(toggle, "something still holds the memory that was written over")
 
 
 _SEAM_HOLDERS = 2
@@ -106,12 +115,11 @@ def reuse_refusal(tensor: Tensor, workspace: Workspace, *, holders: int) -> str:
     """
     if not tensor.is_contiguous() or tensor.storage_offset():
         return "not contiguous from the start of its storage"
-    storage = tensor.untyped_storage()
-    if storage.nbytes() != tensor.numel() * tensor.element_size():
+    if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
         return "a view of a larger buffer"
     if workspace.owns(tensor):
         return "workspace memory"
-    if torch._C._storage_Use_Count(storage._cdata) > _uses_of_a_private_storage():
+    if not sole_holder(tensor):
         return "another view of its storage is alive"
     # Above the holders: this function's parameter and getrefcount's own argument.
     if sys.getrefcount(tensor) > holders + 2:
@@ -119,7 +127,14 @@ def reuse_refusal(tensor: Tensor, workspace: Workspace, *, holders: int) -> str:
     return ""
 
 
-def _uses_of_a_private_storage() -> int:
-    """What torch counts for a storage with one tensor, asked through its Python wrapper."""
-    tensor = torch.empty(1)
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+def sole_holder(tensor: Tensor) -> bool:
+    """Whether a tensor is all that holds its storage.
+
+    A second tensor shows in torch's use count, a kept storage object in Python's count of references to it.
+    """
+    return _holders(tensor) <= _holders(torch.empty(1))
+
+
+def _holders(tensor: Tensor) -> int:
+    storage = tensor.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata)) + sys.getrefcount(storage)

@@ -13,6 +13,8 @@ from math import prod
 import torch
 
 ALIGNMENT = 64
+MOST_VIEWS = 4096
+"""Views remembered at most."""
 
 
 class WorkspaceError(RuntimeError):
@@ -33,6 +35,7 @@ class Workspace:
         self.locked = False
         self._used = 0
         self._depth = 0
+        self._views: dict[tuple[int, tuple[int, ...], torch.dtype], torch.Tensor] = {}
 
     @property
     def nbytes(self) -> int:
@@ -61,12 +64,21 @@ class Workspace:
                 raise WorkspaceError(f"workspace of {self.nbytes:,} bytes is asked for {end:,}; profile a larger step")
             # Tensors handed out earlier keep the old buffer alive until their scope ends.
             self.buffer = torch.empty(max(end, 2 * self.nbytes), dtype=torch.uint8, device=self.device)
-        return self.buffer[start:end].view(dtype).view(shape)
+            self._views.clear()
+        # A decode step asks for the same cuts again and again; three views cost more than a small operation.
+        key = (start, tuple(shape), dtype)
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= MOST_VIEWS:
+                self._views.clear()
+            view = self._views[key] = self.buffer[start:end].view(dtype).view(shape)
+        return view
 
     def lock(self) -> None:
         """Shrink or grow to exactly the high-water mark and refuse to grow from now on."""
         if self._depth:
             raise WorkspaceError("lock the workspace outside any scope")
+        self._views.clear()
         self.buffer = torch.empty(self.high_water, dtype=torch.uint8, device=self.device)
         self.locked = True
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from impl.dims import Dims
 from impl.model.weights import load_weights
@@ -37,29 +35,32 @@ def wilson(right: int, n: int) -> tuple[float, float]:
 @torch.no_grad()
 def greedy(weights: Weights, dims: Dims, prompts: Sequence[str], max_tokens: int, batch: int = 64) -> list[str]:
     """Greedy continuations, up to a newline, eos or `max_tokens`; the prompt gets a bos in front."""
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for index, prompt in enumerate(prompts):
-        by_length[len(prompt)].append(index)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     texts = [""] * len(prompts)
-    for indices in by_length.values():
-        for start in range(0, len(indices), batch):
-            chunk = indices[start : start + batch]
-            ids = torch.tensor([[BOS, *encode(prompts[i])] for i in chunk], device=weights["embed"].device)
-            for i, row in zip(chunk, continue_rows(weights, dims, ids, max_tokens), strict=True):
-                texts[i] = decode(row)
+    for start in range(0, len(order), batch):
+        chunk = order[start : start + batch]
+        rows = continue_rows(weights, dims, [[BOS, *encode(prompts[i])] for i in chunk], max_tokens)
+        for i, row in zip(chunk, rows, strict=True):
+            texts[i] = decode(row)
     return texts
 
 
-def continue_rows(weights: Weights, dims: Dims, ids: Tensor, max_tokens: int) -> list[list[int]]:
-    prompt_length = ids.shape[1]
-    done = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-    for _ in range(max_tokens):
-        token = forward(weights, ids, dims)[:, -1].argmax(-1)
+def continue_rows(weights: Weights, dims: Dims, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """New token ids of each row; what lies right of a row's end is padding that nothing looks at."""
+    device = weights["embed"].device
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    width = int(lengths.max()) + max_tokens
+    ids = torch.tensor([p + [PAD] * (width - len(p)) for p in prompts], device=device)
+    rows, done = torch.arange(len(ids), device=device), torch.zeros(len(ids), dtype=torch.bool, device=device)
+    for step in range(max_tokens):
+        end = lengths + step
+        token = forward(weights, ids[:, : int(end.max())], dims)[rows, end - 1].argmax(-1)
         done |= (token == NEWLINE) | (token == EOS)
-        ids = torch.cat((ids, token.masked_fill(done, PAD)[:, None]), dim=1)
         if bool(done.all()):
             break
-    return [row[prompt_length:] for row in ids.tolist()]
+        ids[rows, end] = token.masked_fill(done, PAD)
+    out = [row[len(p) : len(p) + max_tokens] for row, p in zip(ids.tolist(), prompts, strict=True)]
+    return [row[: row.index(PAD)] if PAD in row else row for row in out]
 
 
 def count_right(weights: Weights, dims: Dims, items: Sequence[Item], max_tokens: int, problem: bool = False) -> int:
@@ -83,8 +84,8 @@ def scores(weights: Weights, dims: Dims, sample: int | None = None) -> dict[str,
     for form in ("completion", "chat"):
         add(f"sums, held-out pairs, {form}", heldout.sums(form), 6)
         add(f"products to 12x12, {form}", heldout.products(form), 6)
-    add("word problems, held-out numbers", heldout.problems(400), 48, problem=True)
-    add("word problems, held-out numbers and wording", heldout.problems(400, new_wording=True), 48, problem=True)
+    add("word problems, held-out numbers", heldout.problems(200), 48, problem=True)
+    add("word problems, held-out numbers and wording", heldout.problems(200, new_wording=True), 48, problem=True)
     for characters in (150, 300, 600):
         add(f"lookup beyond the window, {characters} characters", heldout.lookups(200, characters), 4)
     return rows

@@ -117,7 +117,9 @@ def _boot_records(
             known = {"boot": n, "metric": key, "unit": plan.metric(key).unit, "phase": boot.phase}
             given = values(boot, key)
             if plan.metric(key).kind == "item":
-                items = given if isinstance(given, dict) else dict.fromkeys("abcd", [1, 2] if "tokens" in key else 1)
+                usual = [1, 2] if "tokens" in key else 1
+                items = dict(given) if isinstance(given, dict) else dict.fromkeys("abcd", usual)
+                items |= {f"z{i}": usual for i in range(plan.probes.items(probe) - len(items))}
                 for item, value in items.items():
                     yield r.Observation(**known, item=item, value=value)
             elif plan.metric(key).kind == "counter-ratio":

@@ -15,12 +15,12 @@ from impl.dims import PICO
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-PROFILE = load_suite("kv").model_copy(update={"blocks": 1, "warmup_boots": 0})
+PROFILE = load_suite("kv").model_copy(update={"blocks": 2, "warmup_boots": 0})
 SERVE = parse_suite(
     """
 name = "serve"
 summary = "tokens and speed, once"
-blocks = 1
+blocks = 2
 warmup_boots = 0
 guards = ["identity.tokens", "prefill.tps.*", "decode.tps.*"]
 drift_controls = ["kv.weights_bytes"]
@@ -105,7 +105,8 @@ def edited_engine(tmp_path, monkeypatch):
 
 
 def test_a_reuse_branch_deleted_by_hand_is_void(tmp_path, edited_engine):
-    edited_engine("model/streams.py", "                input_out = y\n", "                pass\n")
+    line = '        input_out = y if self._may_take("mhc_input_reuse", self.reuse_input, y, small) else None\n'
+    edited_engine("model/streams.py", line, "        input_out = None\n")
     verdict = run(tmp_path, "mhc_input_reuse")
     assert verdict.exit_code == 4
     assert [reason.code for reason in verdict.void] == ["marker-missing"]
@@ -121,9 +122,18 @@ def test_an_extra_reference_to_y_is_no_saving(tmp_path, edited_engine):
     assert primary(verdict).delta == 0
 
 
+def test_a_reference_kept_after_some_sublayers_voids(tmp_path, edited_engine):
+    """Most seams reuse and some are refused: the arm is only partly what it says."""
+    line = "            cell = layer.moe_seam(streams)\n"
+    edited_engine("model/target.py", line, "            self.kept = streams.y\n" + line)
+    verdict = run(tmp_path, "mhc_input_reuse")
+    assert verdict.word == "void"
+    assert [reason.code for reason in verdict.void] == ["marker-refused"]
+
+
 def test_memory_kept_alive_where_no_check_looks_is_never_improved(tmp_path, edited_engine):
     """The branch runs and leaves its marker, but as many bytes live on after the step: persistent bytes say so."""
-    line = "        if input_out is not None and new.layer_input.data_ptr() == y.data_ptr():\n"
+    line = "        took_input = new.layer_input.data_ptr() == y.data_ptr()\n"
     edited_engine(
         "model/streams.py", line, "        if input_out is not None:\n            Seam.kept = y.clone()\n" + line
     )

@@ -105,10 +105,10 @@ def test_an_exact_metric_judged_as_a_sample_can_still_be_improved(verdict_of):
     assert row(verdict, PRIMARY).p == pytest.approx(0.03125)
 
 
-def test_one_boot_an_arm_is_allowed_with_a_note(verdict_of):
+def test_one_boot_an_arm_decides_nothing(verdict_of):
     primary = row(verdict_of(blocks=1), PRIMARY)
-    assert primary.word == "improved"
-    assert primary.notes == ["one boot an arm: nothing shows that it repeats"]
+    assert primary.word == "inconclusive"
+    assert primary.notes == ["one boot an arm: nothing shows that it repeats; exact and item metrics need 2"]
 
 
 def test_unknown_is_not_fine(verdict_of):
@@ -234,7 +234,7 @@ def tokens(arm, change):
 def test_one_other_token_is_regressed(verdict_of):
     verdict = verdict_of(tokens(CANDIDATE, lambda boot: {"q": [4, 6]}))
     identity = row(verdict, "identity.tokens")
-    assert (identity.word, identity.baseline, identity.candidate) == ("regressed", 1.0, 0.5)
+    assert (identity.word, identity.baseline, identity.candidate) == ("regressed", 1.0, 0.75)
     assert verdict.exit_code == EXIT_CODES["regressed"]
 
 
@@ -248,6 +248,21 @@ def test_tokens_that_vary_in_the_baseline_cannot_be_compared(verdict_of):
     verdict = verdict_of(tokens("baseline", lambda boot: {"q": [4, boot.number]}))
     assert row(verdict, "identity.tokens").word == "inconclusive"
     assert "tokens identical" not in verdict.sentence
+
+
+def test_a_flaky_baseline_item_hides_no_loss_of_the_steady_ones(verdict_of):
+    def values(boot, metric):
+        if metric == "identity.tokens":
+            return {"flaky": [boot.number], "steady": [1 if boot.arm == "baseline" else 2]}
+        if metric == "smoke.correct":
+            return {"flaky": boot.number % 2, "steady": int(boot.arm == "baseline")}
+        return None
+
+    verdict = verdict_of(values)
+    for metric in ("identity.tokens", "smoke.correct"):
+        assert row(verdict, metric).word == "regressed"
+        assert row(verdict, metric).notes == ["lost items that the baseline repeats: steady"]
+    assert verdict.exit_code == 1
 
 
 def test_smoke_that_varies_in_the_baseline_is_tested(verdict_of):

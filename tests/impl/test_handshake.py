@@ -18,6 +18,7 @@ def test_files_of_one_rank(tmp_path):
     markers.take("mhc_input_reuse")
     markers.take("mhc_input_reuse")
     markers.refuse("mhc_residual_reuse", "workspace memory")
+    markers.skip("mhc_residual_reuse", "small-token path")
     handshake.conditions({"seed": 7})
     handshake.kv_profile({"weights_bytes": 5})
     handshake.markers(markers)
@@ -28,8 +29,12 @@ def test_files_of_one_rank(tmp_path):
     content = read(tmp_path / "markers.rank1.json")
     assert (content["schema"], content["rank"]) == (1, 1)
     assert content["toggles"] == {
-        "mhc_input_reuse": {"taken": 2, "refused": {}},
-        "mhc_residual_reuse": {"taken": 0, "refused": {"workspace memory": 1}},
+        "mhc_input_reuse": {"taken": 2, "refused": {}, "skipped": {}},
+        "mhc_residual_reuse": {
+            "taken": 0,
+            "refused": {"workspace memory": 1},
+            "skipped": {"small-token path": 1},
+        },
     }
     assert read(tmp_path / "conditions.rank1.json")["seed"] == 7
     assert read(tmp_path / "ready.json")["port"] == 8000

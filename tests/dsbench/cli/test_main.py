@@ -121,7 +121,9 @@ def test_interruption(planted):
 
 def test_defects_are_not_dressed_as_input_errors(planted):
     result = planted(_raise(ValueError("a bug")))
-    assert isinstance(result.exception, ValueError)
+    assert result.exit_code == 70, "1 would read as regressed"
+    assert "ValueError: a bug" in result.stderr
+    assert "a defect of dsbench, not a verdict" in result.stderr
 
 
 @pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (3, 3), (4, 4)])

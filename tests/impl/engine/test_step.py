@@ -113,7 +113,7 @@ def test_local_indices_become_slots_of_their_request(dims: Dims, local: list[int
 
     def expected(row: int, index: int) -> int:
         page = index // per_page
-        return int(table[row, page]) * per_page + index % per_page if 0 <= index and page < table.shape[1] else 0
+        return int(table[row, page]) * per_page + index % per_page if index >= 0 and page < table.shape[1] else 0
 
     assert got.tolist() == [[expected(row, i) for i in part] for row, part in ((2, local[:3]), (0, local[3:]))]
 

@@ -6,6 +6,7 @@ import torch
 from impl.engine.profile import LiveBytes
 from impl.handshake import Markers
 from impl.model.streams import Seam, Streams
+from impl.ops import mhc
 from impl.ops.workspace import Workspace
 from impl.toggles import ToggleSet
 from tests.impl.ops.test_mhc import pending, seam_weights
@@ -45,10 +46,10 @@ def test_outputs_are_the_baselines_bit_for_bit(toggles, n):
     for name in toggles.split(","):
         counts = markers.to_json()[name]
         if n > 16:
-            assert counts == {"taken": 1, "refused": {}}
+            assert counts == {"taken": 1, "refused": {}, "skipped": {}}
         else:
-            assert counts["taken"] == 0
-            assert list(counts["refused"]) == ["small-token path: its programs re-read what others write"]
+            why = "small-token path: its programs re-read what others write"
+            assert counts == {"taken": 0, "refused": {}, "skipped": {why: 1}}
 
 
 @pytest.mark.parametrize("n", [1, 6, 12, 16])
@@ -74,7 +75,32 @@ def test_a_tensor_somebody_holds_is_left_alone(toggle, spoil, reason):
     before = held.clone()
     _, _, markers = run(toggle, streams)
     assert torch.equal(held, before)
-    assert markers.to_json()[toggle] == {"taken": 0, "refused": {reason: 1}}
+    assert markers.to_json()[toggle] == {"taken": 0, "refused": {reason: 1}, "skipped": {}}
+
+
+@pytest.mark.parametrize("hold", [lambda y: y.untyped_storage(), lambda y: y.detach(), lambda y: y[:0]])
+def test_memory_held_in_any_form_is_left_alone(hold):
+    streams = streams_of(40)
+    kept = hold(streams.y)
+    _, _, markers = run("mhc_input_reuse", streams)
+    assert markers.taken["mhc_input_reuse"] == 0
+    assert sum(markers.refused["mhc_input_reuse"].values()) == 1
+    del kept
+
+
+def test_a_holder_that_appears_while_the_seam_runs_is_no_reuse(monkeypatch):
+    """Somebody keeps y from inside the seam: the memory was written over, so nothing is counted as taken."""
+    kept = []
+    real = mhc.seam
+
+    def keeping(residual, y, *args, **kwargs):
+        kept.append(y)
+        return real(residual, y, *args, **kwargs)
+
+    monkeypatch.setattr(mhc, "seam", keeping)
+    _, _, markers = run("mhc_input_reuse", streams_of(40))
+    assert markers.taken["mhc_input_reuse"] == 0
+    assert list(markers.refused["mhc_input_reuse"]) == ["something still holds the memory that was written over"]
 
 
 def test_part_of_a_larger_buffer_is_refused():
