@@ -55,7 +55,10 @@ def test_drafts_change_no_text_and_are_counted(tmp_path: Path) -> None:
         (["--synthetic-acceptance-length", "3"], "need --rejection-sample-method synthetic"),
         (["--speculative", "mtp", "--draft-load-format", "auto"], "none are shipped: use --draft-load-format dummy"),
         (
-            ["--speculative", "dspark", "--rejection-sample-method", "synthetic", "--synthetic-acceptance-rates", ".5,.6,0,0,0"],
+            [
+                "--speculative", "dspark", "--rejection-sample-method", "synthetic",
+                "--synthetic-acceptance-rates", ".5,.6,0,0,0",
+            ],  # fmt: skip
             "synthetic acceptance rates increase at position 1",
         ),
     ],
