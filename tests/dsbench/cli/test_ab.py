@@ -54,7 +54,7 @@ def test_ab_show_and_judge_agree(dsbench):
     assert "boot 2/4 block 1/2" in ran.stderr
     table, _, stored = ran.stdout.rpartition("stored in ")
     assert stored.strip() == f"results/{folder.name}"
-    assert re.search(r"kv\.peak_activation_bytes .* -32,768 B  \(exact, n=1\+1\)  improved +primary", table)
+    assert re.search(r"kv\.peak_activation_bytes .* -32,768 B  \(exact, n=2\+2\)  improved +primary", table)
     assert dsbench("show", folder.name).stdout == table
     assert dsbench("show", str(folder)).stdout == table
     judged = dsbench("judge", folder.name[-6:])
