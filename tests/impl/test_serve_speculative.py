@@ -14,6 +14,8 @@ from tests.impl.test_serve import Server, start
 BODY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 PROMPTS = ["hello", "Q: 17+25\nA:", "the quick brown fox"]
 
+DSPARK_SYNTHETIC = ("--speculative", "dspark", "--rejection-sample-method", "synthetic")
+
 
 def stop(server: Server) -> None:
     server.client.close()
@@ -55,10 +57,7 @@ def test_drafts_change_no_text_and_are_counted(tmp_path: Path) -> None:
         (["--synthetic-acceptance-length", "3"], "need --rejection-sample-method synthetic"),
         (["--speculative", "mtp", "--draft-load-format", "auto"], "none are shipped: use --draft-load-format dummy"),
         (
-            [
-                "--speculative", "dspark", "--rejection-sample-method", "synthetic",
-                "--synthetic-acceptance-rates", ".5,.6,0,0,0",
-            ],  # fmt: skip
+            [*DSPARK_SYNTHETIC, "--synthetic-acceptance-rates", ".5,.6,0,0,0"],
             "synthetic acceptance rates increase at position 1",
         ),
     ],
