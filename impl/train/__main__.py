@@ -31,7 +31,7 @@ def arguments() -> argparse.ArgumentParser:
     length.add_argument("--minutes", type=float, help="length as training time (default 20)")
     length.add_argument("--steps", type=int, help="length as optimizer steps; with one thread count it is exact")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: what torch chooses)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1: more are slower at pico)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=int, default=1, help="multiplies the rows of every step (default 1; GPU: 16)")
     parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped: go on with --resume from the last checkpoint (one a minute)", file=sys.stderr)
+        print("stopped: go on with --resume", file=sys.stderr)
         return 130
     print(out / f"{dims.name}.safetensors")
     return 0

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -224,9 +227,12 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     saved_at = time.monotonic()
     window: list[Point] = []
-    with open(out / "curve.jsonl", "a") as curve:
+    with open(out / "curve.jsonl", "a") as curve, interrupts_held() as asked_to_stop:
         while progress_of(state, settings) < 1.0:
             window.append(step())
+            if asked_to_stop():
+                save_checkpoint(out / "checkpoint.pt", state, dims, settings)
+                raise KeyboardInterrupt
             if state.step % report_every == 0 or progress_of(state, settings) >= 1.0:
                 report = mean(window)
                 window = []
@@ -239,6 +245,26 @@ def run(
                 save_checkpoint(out / "checkpoint.pt", state, dims, settings)
                 saved_at = time.monotonic()
     save_checkpoint(out / "checkpoint.pt", state, dims, settings)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C waits for the end of a step, so that what is saved is a whole one; a second Ctrl-C does not wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    seen: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def saved(state: State) -> dict[str, Tensor]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,18 @@ def test_start_from_another_shape(tiny: Dims, tmp_path: Path, capsys: pytest.Cap
     assert main(["--steps", "1", "--start-from", start, "--out", str(tmp_path / "run")]) == 2
     assert "cannot start from it" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_run_keeps_its_steps_and_goes_on(tiny, tmp_path):
+    """Ctrl-C ends a run after a whole step, with a checkpoint; resumed, it ends in the same bits."""
+    settings = Settings(steps=6, seed=3)
+    whole = run(tiny, settings, tmp_path / "whole")
+    out = tmp_path / "stopped"
+    state = loop.new_state(tiny, settings, "cpu")
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(state, tiny, settings, out, lambda report: os.kill(os.getpid(), signal.SIGINT), report_every=2)
+    state = loop.load_checkpoint(out / "checkpoint.pt", tiny, settings, "cpu")
+    assert state.step == 3
+    loop.train(state, tiny, settings, out, lambda report: None, report_every=2)
+    resumed = load_weights(out / "tiny.safetensors")[0]
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
