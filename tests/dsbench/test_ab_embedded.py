@@ -124,8 +124,8 @@ def test_an_extra_reference_to_y_is_no_saving(tmp_path, edited_engine):
 
 def test_a_reference_kept_after_some_sublayers_voids(tmp_path, edited_engine):
     """Most seams reuse and some are refused: the arm is only partly what it says."""
-    line = "            cell = layer.moe_seam(streams)\n"
-    edited_engine("model/target.py", line, "            self.kept = streams.y\n" + line)
+    line = "        cell = self.moe_seam(streams)\n"
+    edited_engine("model/target.py", line, "        self.kept = streams.y\n" + line)
     verdict = run(tmp_path, "mhc_input_reuse")
     assert verdict.word == "void"
     assert [reason.code for reason in verdict.void] == ["marker-refused"]

@@ -15,7 +15,7 @@ SUITE = parse_suite(
     """
 name = "drafts"
 summary = "drafts and the law, small"
-blocks = 1
+blocks = 2
 warmup_boots = 0
 guards = ["identity.tokens", "accept.*", "output_law"]
 [timeouts]
