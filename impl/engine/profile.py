@@ -136,7 +136,8 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._live: LiveBytes | None = None
+        self._live = LiveBytes()
+        """Counts the bytes on the CPU; on CUDA the allocator does, and this only names the tensors at the peak."""
         self._other_before = 0
 
     def __enter__(self) -> MemoryMeter:
@@ -144,14 +145,11 @@ class MemoryMeter:
             torch.cuda.init()
             torch.cuda.empty_cache()
             self._other_before = _outside_allocator(self.device)
-        else:
-            self._live = LiveBytes()
-            self._live.__enter__()
+        self._live.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._live is not None:
-            self._live.__exit__(*exc)
+        self._live.__exit__(*exc)
 
     def profile(self, weights: Iterable[Tensor], workspace: Workspace, step: Callable[[], None]) -> MemoryProfile:
         """Run `step` twice: once to size the workspace, which is then locked, and once measured.
@@ -161,15 +159,15 @@ class MemoryMeter:
         step()
         workspace.lock()
         weight_bytes = sum({w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in weights}.values())
-        if self._live is not None:
-            self._live.track([*weights, workspace.buffer])
+        self._live.track([*weights, workspace.buffer])
+        resident = {id(tensor) for tensor in self._alive()}
+        self._live.reset_peak()
+        on_cpu = self.device.type != "cuda"
+        other: int | None = None
+        if on_cpu:
             before = self._live.live
-            resident = {id(tensor) for tensor in self._alive()}
-            self._live.reset_peak()
             step()
             peak = self._live.peak - before
-            alive = tuple(t for t in self._live.peak_tensors if id(t) not in resident)
-            other = None
         else:
             torch.cuda.synchronize(self.device)
             before = torch.cuda.memory_allocated(self.device)
@@ -177,10 +175,10 @@ class MemoryMeter:
             step()
             torch.cuda.synchronize(self.device)
             peak = torch.cuda.max_memory_allocated(self.device) - before
-            alive = ()
             other = max(0, _outside_allocator(self.device) - self._other_before)
+        alive = (t for t in self._live.peak_tensors if id(t) not in resident)
         return MemoryProfile(
-            source="live-bytes" if self._live is not None else "cuda-allocator",
+            source="live-bytes" if on_cpu else "cuda-allocator",
             weights_bytes=weight_bytes,
             persistent_bytes=before - weight_bytes - workspace.nbytes,
             workspace_bytes=workspace.nbytes,
@@ -190,7 +188,6 @@ class MemoryMeter:
         )
 
     def _alive(self) -> list[PeakTensor]:
-        assert self._live is not None
         return [tensor for _, tensor in self._live._storages.values()]
 
 
