@@ -11,6 +11,7 @@ from impl.dims import Dims
 from impl.model.fused import replace, stack
 from impl.ops import moe
 from impl.ops.linear import fp32_rows
+from impl.ops.tiles import tiles
 from impl.ops.workspace import Workspace
 
 TILE = 256
@@ -57,10 +58,9 @@ class Moe:
             rows = fp32_rows(x, workspace)
             del x
             y = torch.empty((n, hidden), dtype=torch.bfloat16, device=device)
-            for start in range(0, n, self.tile):
-                part = slice(start, min(start + self.tile, n))
+            for part in tiles(n, self.tile):
                 with workspace.scope():
-                    sums = self._tile(rows[start : start + self.tile], token_ids[part], workspace)
+                    sums = self._tile(rows[part.start : part.start + self.tile], token_ids[part], workspace)
                     y[part].copy_(sums[: part.stop - part.start])
             return y
 

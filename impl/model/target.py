@@ -23,6 +23,7 @@ from impl.ops import mhc
 from impl.ops.linear import linear
 from impl.ops.norm import rms_norm
 from impl.ops.rope import RopeTable
+from impl.ops.tiles import tiles
 from impl.ops.workspace import Workspace
 from impl.toggles import ToggleSet
 
@@ -170,8 +171,7 @@ class Target:
 
     def _normed(self, hidden: Tensor) -> Tensor:
         """Final RMSNorm, tile by tile, in place: `hidden` is this step's own."""
-        for start in range(0, hidden.shape[0], mhc.TILE):
-            rows = slice(start, start + mhc.TILE)
+        for rows in tiles(hidden.shape[0], mhc.TILE):
             hidden[rows] = rms_norm(hidden[rows], self.norm, self.dims.rms_norm_eps)
         return hidden
 

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from impl.ops.tiles import tiles
+
 TILE = 256
 """Tokens the reference keeps in fp32 at a time."""
 SMALL_TOKENS = 16
@@ -103,11 +105,9 @@ def seam(
     if n <= SMALL_TOKENS:
         _small_seam(residual, y, post, comb, weights, new, new_post, new_comb, layer_input)
         return SeamOutput(new, new_post, new_comb, layer_input)
-    for start in range(0, n, TILE):
-        rows = slice(start, start + TILE)
+    for rows in tiles(n, TILE):
         new[rows] = post_rows(residual[rows], y[rows], post[rows], comb[rows])
-    for start in range(0, n, TILE):
-        rows = slice(start, start + TILE)
+    for rows in tiles(n, TILE):
         tile = new[rows].float()
         gates = gate_rows(tile, weights)
         new_post[rows], new_comb[rows] = gates.post, gates.comb
@@ -145,8 +145,7 @@ def pre(residual: Tensor, weights: SeamWeights) -> SeamOutput:
     layer_input = residual.new_empty(n, hidden)
     post = residual.new_empty(n, hc, dtype=torch.float32)
     comb = residual.new_empty(n, hc, hc, dtype=torch.float32)
-    for start in range(0, n, TILE):
-        rows = slice(start, start + TILE)
+    for rows in tiles(n, TILE):
         tile = residual[rows].float()
         gates = gate_rows(tile, weights)
         post[rows], comb[rows] = gates.post, gates.comb
@@ -157,16 +156,14 @@ def pre(residual: Tensor, weights: SeamWeights) -> SeamOutput:
 def post_streams(residual: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """POST alone: the new streams, bf16 [N, hc, H]."""
     new = torch.empty_like(residual)
-    for start in range(0, residual.shape[0], TILE):
-        rows = slice(start, start + TILE)
+    for rows in tiles(residual.shape[0], TILE):
         new[rows] = post_rows(residual[rows], y[rows], post[rows], comb[rows])
     return new
 
 
 def stream_mean(streams: Tensor, out: Tensor) -> None:
     """Mean over streams into `out`, bf16 [N, H], summed in fp32 in stream order and rounded once."""
-    for start in range(0, streams.shape[0], TILE):
-        rows = slice(start, start + TILE)
+    for rows in tiles(streams.shape[0], TILE):
         out[rows] = _mean_rows(streams[rows].float())
 
 
@@ -174,16 +171,14 @@ def head(streams: Tensor, weights: HeadWeights) -> Tensor:
     """HEAD: the gated sum over streams, bf16 [N, H], before the final norm."""
     n, _, hidden = streams.shape
     out = streams.new_empty(n, hidden)
-    for start in range(0, n, TILE):
-        rows = slice(start, start + TILE)
+    for rows in tiles(n, TILE):
         out[rows] = _head_rows(streams[rows].float(), weights)
     return out
 
 
 def post_mean(residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, out: Tensor) -> None:
     """POST fused with the stream mean into `out`: no [N, hc, H] intermediate. Bitwise equal to the two steps."""
-    for start in range(0, residual.shape[0], TILE):
-        rows = slice(start, start + TILE)
+    for rows in tiles(residual.shape[0], TILE):
         out[rows] = _mean_rows(post_rows(residual[rows], y[rows], post[rows], comb[rows]).float())
 
 
@@ -200,8 +195,7 @@ def post_head(
 
     A tile is read whole before it is written, so `out` may be `y` at any number of tokens.
     """
-    for start in range(0, residual.shape[0], TILE):
-        rows = slice(start, start + TILE)
+    for rows in tiles(residual.shape[0], TILE):
         tile = post_rows(residual[rows], y[rows], post[rows], comb[rows]).float()
         out[rows] = _head_rows(tile, weights)
         if mean is not None:
