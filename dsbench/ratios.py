@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dsbench.probes.acceptance import GREEDY
 from dsbench.records import Observation, Verdict, Word
-from dsbench.stats.law import holm
+from dsbench.stats.holm import holm
 from dsbench.stats.ratios import Counts, permutation_p, pooled, smallest_p
 from dsbench.stats.samples import Interval, interval
 

@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator
 
 from dsbench.engines.client import Completion
 from dsbench.probes.boot import Boot, ProbeFailed, Reading
-from dsbench.stats.law import Context, LawTest, compare_law, holm, together
+from dsbench.stats.holm import holm
+from dsbench.stats.law import Context, LawTest, compare_law, together
 from dsbench.suite import OutputLawProbe
 from impl import tokenizer
 

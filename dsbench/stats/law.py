@@ -1,4 +1,4 @@
-"""Whether tokens follow a known law: Pearson's chi-square over the positions of an output, and Holm's correction.
+"""Whether tokens follow a known law: Pearson's chi-square over the positions of an output.
 
 The tokens of one position come from several contexts (the tokens before), each with its own law. A frequent
 token of a frequent context is a cell of its own; what is rarer is pooled over the contexts by token, and what
@@ -103,12 +103,3 @@ def _statistic(found: Sequence[Cell], n: int) -> tuple[float, int]:
         return tail, 1
     return tail + sum((seen - scale * e) ** 2 / (scale * e) for seen, e in kept), max(len(kept), 1)
 
-
-def holm(ps: Sequence[float]) -> list[float]:
-    """Adjusted p values, in the given order: the family-wise error of `adjusted <= alpha` is at most alpha."""
-    adjusted = [1.0] * len(ps)
-    running = 0.0
-    for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        running = max(running, min(1.0, ps[index] * (len(ps) - rank)))
-        adjusted[index] = running
-    return adjusted

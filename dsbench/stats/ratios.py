@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import permutation_test
 
-from dsbench.stats.samples import SEED
+from dsbench.stats.samples import SEED, level
 
 RESAMPLES = 20_000
 """Assignments of boots to arms; all of them up to this many, else as many drawn with a fixed seed."""
@@ -31,11 +31,11 @@ def permutation_p(baseline: Sequence[Counts], candidate: Sequence[Counts]) -> fl
     if min(len(baseline), len(candidate)) < 2:
         return 1.0
     counts = np.asarray([*baseline, *candidate], dtype=np.float64)
+    scale = abs(pooled([*baseline, *candidate])) or 1.0
 
     def difference(x: NDArray[np.float64], y: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
         a, b = counts[x.astype(int)].sum(axis=axis - 1), counts[y.astype(int)].sum(axis=axis - 1)
-        result: NDArray[np.float64] = b[..., 0] / b[..., 1] - a[..., 0] / a[..., 1]
-        return result
+        return level((b[..., 0] / b[..., 1] - a[..., 0] / a[..., 1]) / scale)
 
     first = np.arange(len(baseline), dtype=np.float64)
     second = np.arange(len(baseline), len(counts), dtype=np.float64)

@@ -50,9 +50,10 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     values = _finite(differences)
     if len(values) == 1 or not values.any():
         return 1.0
+    scale = float(np.abs(values).max())
     result = permutation_test(
         (values,),
-        lambda x, axis: np.mean(x, axis=axis),
+        lambda x, axis: level(np.mean(x, axis=axis) / scale),
         permutation_type="samples",
         vectorized=True,
         n_resamples=2 ** min(len(values), EXACT_UP_TO),
@@ -61,23 +62,33 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     return float(result.pvalue)
 
 
+def level(statistic: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Statistics of order 1 without the rounding of their sums, so that equal ones are counted as equal."""
+    return np.round(statistic, 9)
+
+
 def interval(differences: Sequence[float], confidence: float) -> Interval:
     """All centres that the sign-flip test does not reject at level 1 - confidence.
 
     The test's p at a centre c counts the non-empty subsets of blocks whose mean is not above c, so the ends
     are order statistics of the subset means (Hartigan's typical values): exact, with no search.
     """
-    values = _finite(differences)
-    means = np.sort(_subset_means(values))
-    patterns = len(means) + 1
+    return ends(subset_means(differences), confidence)
+
+
+def ends(typical: NDArray[np.float64], confidence: float) -> Interval:
+    """The interval between two order statistics of what a one-sided exact test counts."""
+    values = np.sort(typical)
+    patterns = len(values) + 1
     rank = int((1.0 - confidence) / 2.0 * patterns + 1e-9)
     if rank == 0:
         return Interval(-np.inf, np.inf, 1.0)
-    return Interval(float(means[rank - 1]), float(means[-rank]), 1.0 - 2.0 * rank / patterns)
+    return Interval(float(values[rank - 1]), float(values[-rank]), 1.0 - 2.0 * rank / patterns)
 
 
-def _subset_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def subset_means(differences: Sequence[float]) -> NDArray[np.float64]:
     """Means of all non-empty subsets, or of a fixed random choice of them when there are many blocks."""
+    values = _finite(differences)
     n = len(values)
     if n <= EXACT_UP_TO:
         chosen = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1

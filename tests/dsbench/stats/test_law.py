@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsbench.stats.law import Context, cells, compare_law, holm, together
+from dsbench.stats.holm import holm
+from dsbench.stats.law import Context, cells, compare_law, together
 
 TOKENS = [f"t{i}" for i in range(100)]
 TOP = 20

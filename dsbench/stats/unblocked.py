@@ -1,0 +1,160 @@
+"""Two arms without blocks: exact Mann-Whitney and permutation tests, and the interval that inverts the latter.
+
+Boots are exchangeable under the null: nothing but the arm's name tells them apart. With ties the Mann-Whitney p
+is approximate, so the permutation p decides (measurement.md, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu, permutation_test, ttest_ind
+
+from dsbench.stats.samples import SEED, Interval, ends, level
+
+EXACT_UP_TO = 200_000
+"""Assignments of boots to arms that are enumerated (10 + 10 are 184,756); beyond, as many as DRAWN are drawn."""
+DRAWN = 20_000
+MANN_WHITNEY = "exact Mann-Whitney"
+PERMUTATION = "permutation of boots"
+
+
+@dataclass(frozen=True)
+class TwoSamples:
+    """What the tests say of two arms; differences are second minus first."""
+
+    n_a: int
+    n_b: int
+    difference: float
+    """Of the means."""
+    u_a: float
+    u_b: float
+    """Pairs in which the one arm's value is the higher, ties counted half."""
+    mann_whitney_p: float
+    permutation_p: float
+    """Both two-sided."""
+    ties: bool
+    test: str
+    """The test that decides."""
+    smallest_p: float
+    interval: Interval
+    """Of the difference of the means."""
+
+    @property
+    def p(self) -> float:
+        """Of the test that decides."""
+        return self.mann_whitney_p if self.test == MANN_WHITNEY else self.permutation_p
+
+    def p_if_it_fires(self, alpha: float) -> float | None:
+        """None where the test cannot reach `alpha` at this n: such a test is not reported as one."""
+        return self.p if self.smallest_p <= alpha else None
+
+
+def compare_unblocked(a: Sequence[float], b: Sequence[float], confidence: float, declared: str = "") -> TwoSamples:
+    """Compare two arms' boots. `declared` may name the permutation test; otherwise ties choose it.
+
+    Raises ValueError for an arm without a finite value.
+    """
+    x, y = _finite(a), _finite(b)
+    ties = len(np.unique([*x, *y])) < len(x) + len(y)
+    whitney = mannwhitneyu(x, y, alternative="two-sided", method="exact")
+    return TwoSamples(
+        n_a=len(x),
+        n_b=len(y),
+        difference=fmean(b) - fmean(a),
+        u_a=float(whitney.statistic),
+        u_b=len(x) * len(y) - float(whitney.statistic),
+        mann_whitney_p=float(whitney.pvalue),
+        permutation_p=permutation_p(a, b),
+        ties=ties,
+        test=PERMUTATION if ties or "permutation" in declared.lower() else MANN_WHITNEY,
+        smallest_p=smallest_p(len(x), len(y)),
+        interval=ends(swap_differences(a, b), confidence),
+    )
+
+
+def smallest_p(n_a: int, n_b: int) -> float:
+    """Smallest two-sided p of either test: 0.10 at 3 + 3 boots, 0.029 at 4 + 4."""
+    return min(1.0, 2.0 / comb(n_a + n_b, n_a))
+
+
+def boots_to_fire(alpha: float) -> int:
+    """Fewest boots an arm, the same in both, at which the tests can reach p <= alpha."""
+    boots = 1
+    while smallest_p(boots, boots) > alpha:
+        boots += 1
+    return boots
+
+
+def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
+    """Two-sided p of the difference of the means over all assignments of boots to arms."""
+    x, y = _finite(a), _finite(b)
+    if len(x) + len(y) == 2 or not np.ptp([*x, *y]):
+        return 1.0
+    assignments = comb(len(x) + len(y), len(x))
+    scale = float(np.ptp([*x, *y]))
+    result = permutation_test(
+        (x, y),
+        lambda first, second, axis: level((np.mean(second, axis=axis) - np.mean(first, axis=axis)) / scale),
+        permutation_type="independent",
+        vectorized=True,
+        n_resamples=assignments if assignments <= EXACT_UP_TO else DRAWN,
+        rng=np.random.default_rng(SEED),
+    )
+    return float(result.pvalue)
+
+
+def swap_differences(a: Sequence[float], b: Sequence[float]) -> NDArray[np.float64]:
+    """For every other assignment of boots to arms: the mean of the boots of b that it swaps, less that of a's.
+
+    A shift c is rejected by the one-sided permutation test when few of these are on its side of c: they are to
+    two arms what the subset means are to blocks (see samples.interval).
+    """
+    x, y = _finite(a), _finite(b)
+    n, total = len(x), len(x) + len(y)
+    if comb(total, n) <= EXACT_UP_TO:
+        chosen = np.array(list(combinations(range(total), n)), dtype=np.intp)[1:]
+    else:
+        rng = np.random.default_rng(SEED)
+        chosen = rng.permuted(np.tile(np.arange(total), (DRAWN - 1, 1)), axis=1)[:, :n]
+    first = np.zeros((len(chosen), total), dtype=bool)
+    np.put_along_axis(first, chosen, True, axis=1)
+    moved = first[:, n:].sum(axis=1)
+    kept = moved > 0
+    values: NDArray[np.float64] = (first[kept, n:] @ y - ~first[kept, :n] @ x) / moved[kept]
+    return values
+
+
+@dataclass(frozen=True)
+class Welch:
+    """Welch's t test, for comparison only: it takes the boots for normal."""
+
+    p: float
+    ci95: tuple[float, float]
+    ci90: tuple[float, float]
+    """Of the difference of the means, second minus first."""
+
+
+def welch(a: Sequence[float], b: Sequence[float]) -> Welch | None:
+    """None with fewer than two boots in an arm, or without any spread."""
+    x, y = _finite(a), _finite(b)
+    if min(len(x), len(y)) < 2 or not (np.ptp(x) or np.ptp(y)):
+        return None
+    result = ttest_ind(y, x, equal_var=False)
+    wide, narrow = result.confidence_interval(0.95), result.confidence_interval(0.90)
+    return Welch(
+        float(result.pvalue), (float(wide.low), float(wide.high)), (float(narrow.low), float(narrow.high))
+    )
+
+
+def _finite(values: Sequence[float]) -> NDArray[np.float64]:
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim != 1 or not len(found) or not np.isfinite(found).all():
+        raise ValueError(f"an arm needs at least one boot, all with finite values, got {list(values)}")
+    return found
