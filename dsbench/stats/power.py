@@ -1,60 +1,213 @@
-"""What a number of blocks can see, from the spread of the blocks' differences.
+"""What a number of boots, blocks or items can see, from the spread, for every kind of metric.
 
-Up to 12 blocks the power of the sign-flip test itself is simulated with normal differences and a fixed seed;
-beyond, it is that of the paired t test, which the sign-flip test has come close to by then.
+A change is seen if its test rejects and its estimate is beyond the margin, as a verdict asks. For few boots the
+power of the exact test itself is simulated with normal differences and a fixed seed; beyond, it is that of the t
+test, which the exact test has come close to by then. `dsbench simulate` holds these figures against the verdicts.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
+from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import binom, chi2, ncx2, norm
 from scipy.stats import t as student
 
 from dsbench.stats.samples import SEED, blocks_to_fire
 
 POWER = 0.80
 SIMULATED_UP_TO = 12
+"""Blocks, or boots of both arms together, up to which the exact test's power is simulated."""
 SIMULATIONS = 1000
 
+Floats = NDArray[np.float64]
 
-@cache
-def visible(blocks: int, alpha: float) -> float | None:
-    """Smallest mean difference seen with 80 % power, in standard deviations of the differences.
+
+# --- blocks: sign-flip test, also over clusters ----------------------------------------------------------------------
+
+
+def visible(blocks: int, alpha: float, margin: float = 0.0) -> float | None:
+    """Smallest mean difference seen with 80 % power, in standard deviations of the differences, as is `margin`.
 
     None if the test cannot reach p <= alpha with so few blocks.
     """
     if blocks < blocks_to_fire(alpha):
         return None
     if blocks > SIMULATED_UP_TO:
-        critical, spare = student.isf(alpha / 2, blocks - 1), student.isf(1 - POWER, blocks - 1)
-        return float((critical + spare) / math.sqrt(blocks))
+        return _visible_by_t(1 / math.sqrt(blocks), blocks - 1, alpha, margin)
+    to_reject, means = _shifts_needed(blocks, alpha)
+    return float(np.quantile(np.maximum(to_reject, margin - means), POWER))
+
+
+@cache
+def _shifts_needed(blocks: int, alpha: float) -> tuple[Floats, Floats]:
+    """For each simulated set of differences the shift at which the test rejects, and its mean; both [SIMULATIONS]."""
     noise = np.random.default_rng(SEED).standard_normal((SIMULATIONS, blocks))
     chosen = (np.arange(1, 2**blocks)[:, None] >> np.arange(blocks)) & 1
     means = noise @ (chosen / chosen.sum(axis=1, keepdims=True)).T
     rank = int(alpha / 2 * 2**blocks + 1e-9)
     # A shift is seen once it lifts the rank-th smallest subset mean above 0 (see samples.interval).
-    needed = -np.partition(means, rank - 1, axis=1)[:, rank - 1]
-    return float(np.quantile(needed, POWER))
+    return -np.partition(means, rank - 1, axis=1)[:, rank - 1], noise.mean(axis=1)
 
 
-def smallest_effect(sd: float, blocks: int, alpha: float) -> float | None:
-    """Smallest mean difference seen with 80 % power, in the unit of `sd`; None if no effect could be."""
-    in_sd = visible(blocks, alpha)
+def smallest_effect(sd: float, blocks: int, alpha: float, margin: float = 0.0) -> float | None:
+    """Smallest mean difference seen with 80 % power, in the unit of `sd` and `margin`; None if no effect could be."""
+    if sd <= 0:
+        return margin if blocks >= blocks_to_fire(alpha) else None
+    in_sd = visible(blocks, alpha, margin / sd)
     return None if in_sd is None else in_sd * sd
 
 
 def blocks_needed(effect: float, sd: float, alpha: float, at_most: int = 1_000_000) -> int | None:
-    """Fewest blocks that see `effect` with 80 % power; None if more than `at_most`, or if there is no effect to see."""
+    """Fewest blocks whose test sees `effect` with 80 % power; None if more than `at_most`, or if it is no effect."""
+    return _fewest(lambda n: smallest_effect(sd, n, alpha), effect, blocks_to_fire(alpha), at_most)
 
-    def sees(blocks: int) -> bool:
-        seen = smallest_effect(sd, blocks, alpha)
+
+# --- boots without blocks: permutation test, also of counter ratios --------------------------------------------------
+
+
+def boots_to_fire(alpha: float) -> int:
+    """Fewest boots an arm at which a permutation of the boots can reach p <= alpha: 4 at 5 %."""
+    boots = 2
+    while 2 / math.comb(2 * boots, boots) > alpha:
+        boots += 1
+    return boots
+
+
+def smallest_effect_unblocked(
+    sd: float, n_baseline: int, n_candidate: int, alpha: float, margin: float = 0.0
+) -> float | None:
+    """Smallest difference of the arms' means seen with 80 % power, in the unit of `sd`, the spread between boots.
+
+    None if the test cannot reach p <= alpha with so few boots.
+    """
+    least = min(1.0, (2 if n_baseline == n_candidate else 1) / math.comb(n_baseline + n_candidate, n_baseline))
+    if min(n_baseline, n_candidate) < 2 or least > alpha:
+        return None
+    if sd <= 0:
+        return margin
+    if n_baseline + n_candidate > SIMULATED_UP_TO:
+        spread = math.sqrt(1 / n_baseline + 1 / n_candidate)
+        return sd * _visible_by_t(spread, n_baseline + n_candidate - 2, alpha, margin / sd)
+    to_reject, differences = _shifts_needed_unblocked(n_baseline, n_candidate, alpha)
+    return sd * float(np.quantile(np.maximum(to_reject, margin / sd - differences), POWER))
+
+
+@cache
+def _shifts_needed_unblocked(n_baseline: int, n_candidate: int, alpha: float) -> tuple[Floats, Floats]:
+    """As `_shifts_needed`, for the difference of the means of two groups of boots.
+
+    Shifting the candidate by s changes the difference of an assignment by s times (its share of true candidates in
+    each group); the observed one by s. The test rejects once at most `rank` assignments are as extreme.
+    """
+    n = n_baseline + n_candidate
+    noise = np.random.default_rng(SEED).standard_normal((SIMULATIONS, n))
+    groups = np.array([[i in chosen for i in range(n)] for chosen in combinations(range(n), n_candidate)])
+    weights = groups / n_candidate - ~groups / n_baseline
+    own = np.arange(n) >= n_baseline
+    observed = own / n_candidate - ~own / n_baseline
+    slope = weights @ own
+    other = np.abs(slope) < 1 - 1e-9
+    rank = int(alpha * len(groups) + 1e-9) - int((~other).sum())
+    at, seen = noise @ weights[other].T, (noise @ observed)[:, None]
+    # |at + s slope| >= seen + s ends at the larger root of the two signs.
+    ends = np.maximum((at - seen) / (1 - slope[other]), (-at - seen) / (1 + slope[other]))
+    needed = -np.partition(-ends, rank, axis=1)[:, rank]
+    # Below s = -seen the observed difference is negative: a rejection there is one of the other sign.
+    return np.maximum(needed, -seen[:, 0]), seen[:, 0]
+
+
+def boots_needed_unblocked(effect: float, sd: float, alpha: float, at_most: int = 1_000_000) -> int | None:
+    """Fewest boots an arm that see `effect` with 80 % power without blocks; None as in `blocks_needed`."""
+    return _fewest(lambda n: smallest_effect_unblocked(sd, n, n, alpha), effect, boots_to_fire(alpha), at_most)
+
+
+def boots_normal(effect: float, sd: float, alpha: float) -> int | None:
+    """Boots an arm by the normal approximation, 2 ((z + z) sd / effect)^2: what readers compute by hand.
+
+    Below about 10 boots it is too hopeful, and blind to whether the test can fire. None without an effect.
+    """
+    if effect <= 0:
+        return None
+    z = float(norm.isf(alpha / 2) + norm.isf(1 - POWER))
+    return max(2, math.ceil(2 * (z * sd / effect) ** 2))
+
+
+def ratio_sd(share: float, counts: float, between: float = 0.0) -> float:
+    """Standard deviation of one boot's ratio: of `counts` draws at `share`, and between boots beyond that."""
+    return math.sqrt(share * (1 - share) / counts + between**2)
+
+
+# --- items -----------------------------------------------------------------------------------------------------------
+
+
+def smallest_share(items: int, flips: float, alpha: float, boots: int = 1, margin: float = 0.0) -> float | None:
+    """Smallest difference of the share that is right, seen with 80 % power over paired items.
+
+    `flips`: share of items whose answers differ between two boots. One boot an arm is exact McNemar; with more, the
+    items' mean scores are compared, whose spread falls with their number. None if even losing every flipped item
+    would not be seen.
+    """
+    if not 0 < flips <= 1:
+        raise ValueError(f"flips must be a share above 0 and at most 1, got {flips}")
+    if boots > 1:
+        return _visible_by_t(math.sqrt(flips / boots / items), items - 1, alpha, margin)
+    if mcnemar_power(items, flips, flips, alpha, margin) < POWER:
+        return None
+    return float(brentq(lambda d: mcnemar_power(items, flips, d, alpha, margin) - POWER, 0.0, flips, xtol=1e-7))
+
+
+def mcnemar_power(items: int, flips: float, difference: float, alpha: float, margin: float = 0.0) -> float:
+    """Chance that exact McNemar rejects, in the right direction and beyond the margin, when `flips` of the items
+    are discordant and gained minus lost is `difference` of all items."""
+    low, high = (int(binom.ppf(q, items, flips)) for q in (1e-9, 1 - 1e-9))
+    total = np.arange(low, high + 1)
+    # Fewest of m discordant items on one side that reject: the upper tail at 1/2 is at most alpha / 2.
+    most_lost = binom.ppf(alpha / 2, total, 0.5) - 1
+    most_lost = np.where(binom.cdf(most_lost + 1, total, 0.5) <= alpha / 2, most_lost + 1, most_lost)
+    beyond = np.ceil((total - items * margin) / 2) - 1 if margin else total
+    share_lost = (1 - difference / flips) / 2
+    return float(binom.pmf(total, items, flips) @ binom.cdf(np.minimum(most_lost, beyond), total, share_lost))
+
+
+# --- output law ------------------------------------------------------------------------------------------------------
+
+
+def smallest_law(degrees: int, n: int, alpha: float) -> float:
+    """Total variation that a chi-square of `n` tokens sees with 80 % power however it is spread over the cells.
+
+    A departure of total variation v has a noncentrality of at least n (2 v)^2, reached where every cell is off by
+    the same fraction; where few cells are off, less is seen.
+    """
+    critical = chi2.isf(alpha, degrees)
+    noncentrality = brentq(lambda nc: ncx2.sf(critical, degrees, nc) - POWER, 1e-6, 1000.0 + 10 * degrees)
+    return float(math.sqrt(noncentrality / n) / 2)
+
+
+# --- shared ----------------------------------------------------------------------------------------------------------
+
+
+def _visible_by_t(standard_error: float, degrees: int, alpha: float, margin: float) -> float:
+    """By the t test, with the margin: both must be passed, so the harder one decides."""
+    spare = float(student.isf(1 - POWER, degrees))
+    return max(float(student.isf(alpha / 2, degrees)) * standard_error, margin) + spare * standard_error
+
+
+def _fewest(smallest: Callable[[int], float | None], effect: float, least: int, at_most: int) -> int | None:
+    """Fewest n, from `least`, whose smallest visible effect is at most `effect`."""
+
+    def sees(n: int) -> bool:
+        seen = smallest(n)
         return seen is not None and seen <= effect
 
     if effect <= 0 or not sees(at_most):
         return None
-    low = high = blocks_to_fire(alpha)
+    low = high = least
     while not sees(high):
         low, high = high + 1, 2 * high
     while low < high:
