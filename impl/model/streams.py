@@ -48,9 +48,7 @@ class Streams:
 class Seam:
     """One seam of the model with its reuse switches."""
 
-    def __init__(
-        self, weights: mhc.SeamWeights, toggles: ToggleSet, markers: Markers, workspace: Workspace
-    ) -> None:
+    def __init__(self, weights: mhc.SeamWeights, toggles: ToggleSet, markers: Markers, workspace: Workspace) -> None:
         self.weights = weights
         self.reuse_residual = toggles.on("mhc_residual_reuse")
         self.reuse_input = toggles.on("mhc_input_reuse")
@@ -73,8 +71,7 @@ class Seam:
         if small and self.alias_small_path:
             residual_out = residual
         new = mhc.seam(residual, y, post, comb, self.weights, residual_out=residual_out, input_out=input_out)
-        took_residual = new.residual.data_ptr() == residual.data_ptr()
-        took_input = new.layer_input.data_ptr() == y.data_ptr()
+        took_residual, took_input = same_storage(new.residual, residual), same_storage(new.layer_input, y)
         del residual, y, residual_out, input_out
         if took_residual:
             self._took("residual_reuse_small_path" if small else "mhc_residual_reuse", new.residual)
@@ -125,6 +122,11 @@ def reuse_refusal(tensor: Tensor, workspace: Workspace, *, holders: int) -> str:
     if sys.getrefcount(tensor) > holders + 2:
         return "another reference to it is alive"
     return ""
+
+
+def same_storage(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors lie in one storage; fake tensors, which have no addresses, can be asked too."""
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def sole_holder(tensor: Tensor) -> bool:

@@ -84,4 +84,4 @@ class Workspace:
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lives in this buffer (such a tensor must never be reused as a layer's own)."""
-        return tensor.untyped_storage().data_ptr() == self.buffer.untyped_storage().data_ptr() and self.nbytes > 0
+        return tensor.untyped_storage()._cdata == self.buffer.untyped_storage()._cdata and self.nbytes > 0
