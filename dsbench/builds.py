@@ -1,26 +1,32 @@
-"""Arms that are builds: what `--arm NAME='speculative=dspark;toggles=a,b;args=--eager'` says."""
+"""Arms that are builds: what `--arm NAME='python=VENV;speculative=dspark;toggles=a,b;args=--eager'` says."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dsbench.errors import InputError
 from impl.dims import Dims
 
 METHODS = ("none", "mtp", "dspark")
-KEYS = ("speculative", "args", "toggles", "env")
+KEYS = ("python", "speculative", "args", "toggles", "env")
 
 SHARED_FLAGS = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Dims)} | {
     "--dims", "--seed", "--load-format", "--host", "--port", "--until", "--device", "--speculative",
 }  # fmt: skip
 """Engine flags that an arm's `args` may not have: one value for all arms, or a key of its own."""
 
+SOURCES = ("python", "torch", "impl_version", "impl_sources")
+
 FOLLOWS = {
+    "python": SOURCES,
+    "PYTHONPATH": SOURCES,
     "speculative": ("speculative", "draft_tokens", "draft_weights", "draft_sample_method", "rejection_sample_method",
                     "synthetic_rates", "graph_mode", "capture"),
     "--eager": ("graph_mode", "capture"),
@@ -47,6 +53,8 @@ class ArmSpec:
     """`name`, or `name=off`."""
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    python: str | None = None
+    """Absolute path of the interpreter that runs the engine; None is the harness's own."""
 
 
 def parse_arm(text: str) -> ArmSpec:
@@ -74,21 +82,42 @@ def parse_arm(text: str) -> ArmSpec:
         toggles=tuple(filter(None, (part.strip() for part in values.get("toggles", "").split(",")))),
         args=_args(name, values.get("args", "")),
         env=_env(name, values.get("env", "")),
+        python=_python(f"--arm {name}: python", values["python"]) if "python" in values else None,
     )
+
+
+def two_environments(a: str | None, b: str | None) -> list[ArmSpec]:
+    """Arms `a`, the baseline, and `b`: the same engine from two environments, say before and after a merge."""
+    return [
+        ArmSpec("a", python=_python("--a-python", a) if a else None),
+        ArmSpec("b", python=_python("--b-python", b) if b else None),
+    ]
 
 
 def declared_differences(baseline: ArmSpec, arm: ArmSpec) -> list[str]:
     """Conditions that may differ from the baseline's, since the two arms say so; toggles apart."""
     conditions: list[str] = []
+    if arm.python != baseline.python:
+        conditions += FOLLOWS["python"]
     if arm.speculative != baseline.speculative:
         conditions += FOLLOWS["speculative"]
     ours, theirs = _flags(arm.args), _flags(baseline.args)
     for flag in sorted(ours.keys() | theirs.keys()):
         if ours.get(flag) != theirs.get(flag):
             conditions += FOLLOWS.get(flag, (flag.removeprefix("--").replace("-", "_"),))
-    conditions += [f"env.{key}" for key in sorted(arm.env.keys() | baseline.env.keys())
-                   if arm.env.get(key) != baseline.env.get(key)]  # fmt: skip
+    for key in sorted(arm.env.keys() | baseline.env.keys()):
+        if arm.env.get(key) != baseline.env.get(key):
+            conditions += [f"env.{key}", *FOLLOWS.get(key, ())]
     return list(dict.fromkeys(conditions))
+
+
+def _python(asked_as: str, text: str) -> str:
+    """The interpreter of an environment, from its folder or itself; links are kept, since a venv's is one."""
+    path = Path(text).expanduser()
+    path = path / "bin" / "python" if path.is_dir() else path
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise InputError(f"{asked_as} {text}: no interpreter at {path}; name an environment's folder or its python")
+    return str(path.absolute())
 
 
 def _method(arm: str, method: str | None) -> str | None:

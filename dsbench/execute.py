@@ -98,7 +98,7 @@ def _boot(
     of_boot: dict[str, Any] = {"boot": planned.number, "attempt": attempt}
     writer.write(BootStarted(**of_boot, time=_now(), arm=planned.arm, block=planned.block, phase=planned.phase))
     environment = {
-        **embedded.environment(),
+        **embedded.environment(plan.arm(planned.arm)),
         **plan.arm(planned.arm).env,
         "DSBENCH_TOGGLES": plan.arm(planned.arm).environment,
         "DSBENCH_BOOT_DIR": str(boot_dir.resolve()),

@@ -33,7 +33,7 @@ def fit(suite: Suite, arms: Sequence[Arm], *, synthetic: bool) -> Fitted:
         metrics = [m.model_copy(update={"better": "same"}) if m.key.startswith("accept.") else m for m in metrics]
     notes = [f"{', '.join(names)}: not-run, {why}" for why, names in _by_reason(not_run).items()]
     guards, controls = _expand(suite.guards, metrics), _expand(suite.drift_controls, metrics)
-    if any(arm.args or arm.env or arm.speculative != arms[0].speculative for arm in arms):
+    if any(arm.build != arms[0].build for arm in arms):
         moved = [key for key in (*guards, *controls) if key.startswith("kv.")]
         guards, controls = ([key for key in keys if key not in moved] for keys in (guards, controls))
         if moved:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -14,15 +15,14 @@ from dsbench import __version__
 from dsbench.builds import METHODS, ArmSpec, declared_differences
 from dsbench.errors import InputError
 from dsbench.fit import Fitted, fit
+from dsbench.matrices import BASELINE, Kind, Matrix, design, name_of
 from dsbench.metrics import metric
 from dsbench.records import Arm, Plan, PlannedBoot
 from dsbench.suite import Suite
 from impl.dims import Dims
 from impl.toggles import REGISTRY, ToggleError, ToggleSet, find
 
-BASELINE = "baseline"
 SYNTHETIC = "--synthetic-acceptance"
-ALL = "all"
 
 
 def plan_experiment(
@@ -31,6 +31,8 @@ def plan_experiment(
     dims: Dims,
     *,
     arms: Sequence[ArmSpec] = (),
+    matrix: Kind | None = None,
+    alike: bool = False,
     speculative: str | None = None,
     engine_args: Sequence[str] = (),
     blocks: int | None = None,
@@ -38,21 +40,29 @@ def plan_experiment(
     controls: bool = False,
     now: datetime | None = None,
 ) -> Plan:
-    """Baseline against each toggle alone and, if there are several, all of them together; or the given `arms`.
+    """Baseline against the arms of a `matrix` of toggles, or the given `arms`.
 
-    `toggles` are names, or `name=off` for a correctness toggle. `engine_args` are given to every boot, and so is
-    `speculative`, the method of arms that name none. Raises InputError for a combination that cannot be run.
+    Without a matrix each toggle runs alone and, if there are several, all of them together. `toggles` are names, or
+    `name=off` for a correctness toggle. `alike` lets arms be the same, as an A/A experiment needs. `engine_args` are
+    given to every boot, and so is `speculative`, the method of arms that name none. Raises InputError for a
+    combination that cannot be run.
     """
     _check_lengths(suite, dims)
     now = now or datetime.now().astimezone()
     if arms:
         if toggles:
             raise InputError(f"--arm and --toggle {toggles[0]}: give an arm its toggles as toggles={toggles[0]}")
-        planned = _built(arms, speculative, dims, controls)
+        if matrix:
+            raise InputError(f"--matrix {matrix} is made of toggles: name them with --toggle, without --arm")
+        planned = _built(arms, speculative, dims, controls, alike)
         notes: list[str] = []
+        chosen: Matrix | None = None
     else:
         factors = _factors(toggles, controls)
-        planned, notes = _arms(factors, dims)
+        made = design(factors, matrix or "alone-and-together")
+        chosen, notes = made.matrix, made.notes
+        planned = [_arm(BASELINE, [], made.common, dims)]
+        planned += [_arm(cell.name, cell.factors, made.common, dims) for cell in made.cells]
         method, why = _method(factors, speculative)
         planned = [arm.model_copy(update={"speculative": method}) for arm in planned]
         notes += why
@@ -79,6 +89,7 @@ def plan_experiment(
         seed=seed,
         until=suite.until,
         arms=planned,
+        matrix=chosen,
         boots=_order([arm.name for arm in planned], n_blocks, suite.warmup_boots, seed),
         blocks=n_blocks,
         probes=fitted.probes,
@@ -94,12 +105,7 @@ def _factors(toggles: Sequence[str], controls: bool) -> list[str]:
     """The declared toggles, once each, checked against the registry."""
     if not toggles:
         raise InputError("nothing to compare: name at least one --toggle ('dsbench toggles' lists them), or two --arm")
-    factors = list(dict.fromkeys(_checked(text, controls) for text in toggles))
-    for name in map(_name, factors):
-        for other in map(_name, factors):
-            if other in find(name).conflicts:
-                raise InputError(f"toggles '{name}' and '{other}' cannot be on together: run them apart")
-    return factors
+    return list(dict.fromkeys(_checked(text, controls) for text in toggles))
 
 
 def _checked(text: str, controls: bool) -> str:
@@ -126,7 +132,7 @@ def _checked(text: str, controls: bool) -> str:
 
 def _method(factors: list[str], asked: str | None) -> tuple[str | None, list[str]]:
     """The speculative method of every arm: the one asked for, or the first under which all factors act."""
-    needs = [(name, find(name).speculative) for name in map(_name, factors) if find(name).speculative]
+    needs = [(name, find(name).speculative) for name in map(name_of, factors) if find(name).speculative]
     if asked is not None:
         for name, methods in needs:
             if asked not in methods:
@@ -143,31 +149,6 @@ def _method(factors: list[str], asked: str | None) -> tuple[str | None, list[str
     return method, [f"speculative is {method} in every arm: {needs[0][0]} acts only with a draft"]
 
 
-def _arms(factors: list[str], dims: Dims) -> tuple[list[Arm], list[str]]:
-    """Baseline, each factor alone, and all together; what a factor requires and is no factor itself is on in all."""
-    notes: list[str] = []
-    names = [_name(factor) for factor in factors]
-    common = [need for name in names for need in _needs(name) if need not in names]
-    common = list(dict.fromkeys(common))
-    for name in names:
-        for need in _needs(name):
-            if need in common:
-                notes.append(f"{need} is on in every arm: {name} requires it")
-    sets: dict[str, list[str]] = {}
-    for factor, name in zip(factors, names, strict=True):
-        needed = [other for other, its in zip(factors, names, strict=True) if its in _needs(name)]
-        members = [*needed, factor]
-        if needed and len(members) < len(factors):
-            notes.append(f"{name} runs together with {', '.join(needed)}, which it requires")
-        sets["+".join(members).replace("=", "-")] = members
-    if len(factors) > 1:
-        sets = {name: members for name, members in sets.items() if len(members) < len(factors)}
-        sets[ALL] = factors
-    arms = [_arm(BASELINE, [], common, dims)]
-    arms += [_arm(name, members, common, dims) for name, members in sets.items()]
-    return arms, notes
-
-
 def _arm(name: str, factors: list[str], common: list[str], dims: Dims) -> Arm:
     state = _state([*common, *factors])
     return Arm(
@@ -176,7 +157,7 @@ def _arm(name: str, factors: list[str], common: list[str], dims: Dims) -> Arm:
         environment=str(state),
         on=list(state.names()),
         takes=[on for on in state.names() if not REGISTRY[on].default_on],
-        primary=list(dict.fromkeys(find(_name(factor)).primary for factor in factors)),
+        primary=list(dict.fromkeys(find(name_of(factor)).primary for factor in factors)),
         expected=_expected(factors, dims),
         declared=["toggles"] if factors else [],
     )
@@ -192,7 +173,7 @@ def _state(toggles: Sequence[str]) -> ToggleSet:
 def _expected(factors: Sequence[str], dims: Dims) -> dict[str, int]:
     """Change of the primary metrics that the registry expects, in bytes."""
     expected: dict[str, int] = {}
-    for toggle in (find(_name(factor)) for factor in factors):
+    for toggle in (find(name_of(factor)) for factor in factors):
         if toggle.expected_bytes is not None:
             better = metric(toggle.primary).better
             saved = toggle.expected_bytes(dims)
@@ -200,7 +181,7 @@ def _expected(factors: Sequence[str], dims: Dims) -> dict[str, int]:
     return expected
 
 
-def _built(specs: Sequence[ArmSpec], speculative: str | None, dims: Dims, controls: bool) -> list[Arm]:
+def _built(specs: Sequence[ArmSpec], speculative: str | None, dims: Dims, controls: bool, alike: bool) -> list[Arm]:
     """Arms that are builds; the first is the baseline, and what another does differently is declared."""
     if len(specs) < 2:
         raise InputError(f"--arm {specs[0].name}: one arm compares with nothing; give a second --arm")
@@ -216,7 +197,7 @@ def _built(specs: Sequence[ArmSpec], speculative: str | None, dims: Dims, contro
     for spec, toggles, arm in zip(specs, checked, arms, strict=True):
         differs = [*(t for t in toggles if t not in checked[0]), *(t for t in checked[0] if t not in toggles)]
         other = declared_differences(base, spec)
-        if spec is not base and not differs and not other:
+        if spec is not base and not differs and not other and not alike:
             raise InputError(f"--arm {spec.name} is the same as {base.name}: there is nothing to compare")
         # The registry knows what a toggle saves if nothing else differs and the baseline goes without it.
         known = not other and all(toggle in toggles for toggle in differs)
@@ -224,12 +205,13 @@ def _built(specs: Sequence[ArmSpec], speculative: str | None, dims: Dims, contro
             arm.model_copy(
                 update={
                     "toggles": [] if spec is base else differs,
-                    "primary": list(dict.fromkeys(find(_name(toggle)).primary for toggle in differs)),
+                    "primary": list(dict.fromkeys(find(name_of(toggle)).primary for toggle in differs)),
                     "expected": _expected(differs, dims) if known else {},
                     "declared": [*(["toggles"] if differs else []), *other],
                     "speculative": spec.speculative,
                     "args": list(spec.args),
                     "env": spec.env,
+                    "python": spec.python,
                 }
             )
         )
@@ -277,22 +259,6 @@ def _order(arms: list[str], blocks: int, warmups: int, seed: int) -> list[Planne
     ]
 
 
-def _name(factor: str) -> str:
-    return factor.partition("=")[0]
-
-
-def _needs(name: str) -> list[str]:
-    """What a toggle requires, and what that requires in turn."""
-    found: list[str] = []
-    queue = list(find(name).requires)
-    while queue:
-        need = queue.pop(0)
-        if need not in found:
-            found.append(need)
-            queue += find(need).requires
-    return found
-
-
 def _check_lengths(suite: Suite, dims: Dims) -> None:
     """Prompts of a suite must fit the model length that flags may have changed."""
     longest = {"prefill": 0, "decode": 0}
@@ -312,7 +278,7 @@ def _identity(now: datetime, arms: Sequence[Arm], suite: Suite, dims: Dims, seed
     """Date-time, toggles or arms, and a short hash of what is run, so that two plans of one second differ."""
     content = repr((now.isoformat(), arms, suite.model_dump_json(), dims.to_json(), seed, list(args)))
     factors = list(dict.fromkeys(toggle for arm in arms for toggle in arm.toggles))
-    names = "+".join(factor.replace("=", "-") for factor in factors) or "+".join(arm.name for arm in arms)
+    names = "+".join(re.sub("[=:]", "-", factor) for factor in factors) or "+".join(arm.name for arm in arms)
     label = names if len(names) <= 60 else f"{names[:50].rstrip('+')}+more"
     return f"{now:%Y%m%d-%H%M%S}-{label}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from dsbench.matrices import Matrix
 from dsbench.metrics import Kind, Metric
 from dsbench.suite import Probes, Timeouts, Until
 
@@ -47,6 +48,13 @@ class Arm(_Noun):
     """Engine arguments of this arm, after those of the plan."""
     env: dict[str, str] = {}
     """Environment variables of this arm."""
+    python: str | None = None
+    """Interpreter of this arm's engine; None is the one that runs the harness."""
+
+    @property
+    def build(self) -> tuple[Any, ...]:
+        """What the engine is made of, toggles apart."""
+        return (self.speculative, self.args, self.env, self.python)
 
     @property
     def speculates(self) -> bool:
@@ -86,6 +94,8 @@ class Plan(_Noun):
     """One seed for the order of the arms, the prompts and the engine."""
     until: Until
     arms: list[Arm]
+    matrix: Matrix | None = None
+    """How the arms were chosen from the toggles; None where they were given one by one."""
     boots: list[PlannedBoot]
     blocks: int
     probes: Probes

@@ -1,13 +1,113 @@
-"""Parameters that several commands share: byte sizes, shapes and compression ratios."""
+"""Parameters that several commands share: options of an experiment, byte sizes, shapes and compression ratios."""
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from impl.dims import FLASH, SHAPES, Dims
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+COUNT = click.IntRange(min=1)
+SECONDS = click.FloatRange(min=0, min_open=True)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+MATRICES = ("single", "one-at-a-time", "ladder", "leave-one-out", "full", "half")
+
+
+def group(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """Several options as one decorator, in the order in which help shows them."""
+
+    def decorate(command: Function) -> Function:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+arm_options: Callable[[Function], Function] = group(
+    click.option(
+        "-t", "--toggle", "toggles", metavar="NAME", multiple=True, help="Toggle to measure; repeat for several."
+    ),
+    click.option(
+        "--matrix",
+        type=click.Choice(MATRICES),
+        help="Which combinations of the toggles are arms. [default: each alone, and all together]",
+    ),
+    click.option(
+        "--arm",
+        "arms",
+        metavar="NAME=SPEC",
+        multiple=True,
+        help="An arm that is a build: 'speculative=dspark;toggles=a,b;args=--eager;env=X=1;python=VENV'. "
+        "The first is the baseline.",
+    ),
+    click.option("--a-python", metavar="VENV", help="Baseline's environment: its folder, or its interpreter."),
+    click.option("--b-python", metavar="VENV", help="Candidate's environment. [default of both: this one]"),
+    click.option("--controls", is_flag=True, help="Allow planted defects as toggles."),
+)
+"""What the arms are."""
+
+suite_options: Callable[[Function], Function] = group(
+    click.option(
+        "-s", "--suite", "suite_name", metavar="NAME|FILE", default="quick", show_default=True, help="What to run."
+    ),
+    click.option(
+        "--until", type=click.Choice(["profile", "ready"]), help="'profile' stops each boot early: KV metrics only."
+    ),
+    click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Deadline of a boot and of a probe."),
+)
+"""What is measured in each boot."""
+
+build_options: Callable[[Function], Function] = group(
+    click.option(
+        "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of order, prompts and engine."
+    ),
+    click.option(
+        "--dims", "shape", type=click.Choice(list(SHAPES)), default="pico", show_default=True, help="Model shape."
+    ),
+    click.option("-T", "--max-num-batched-tokens", type=COUNT, metavar="N", help="Tokens one step may process."),
+    click.option("--max-model-len", type=COUNT, metavar="N", help="Longest request in tokens."),
+    click.option("--hidden-size", type=COUNT, metavar="N", help="Width of the model; needs --load-format dummy."),
+    click.option(
+        "--load-format",
+        type=click.Choice(["auto", "dummy"]),
+        default="auto",
+        show_default=True,
+        help="Shipped weights, or random ones.",
+    ),
+    click.option(
+        "--speculative",
+        type=click.Choice(["none", "mtp", "dspark"]),
+        help="Draft method of every arm. [default: none, or what a toggle needs]",
+    ),
+    click.option("--eager", is_flag=True, help="Run eagerly, without captured graphs, in every arm."),
+    click.option(
+        "--draft-load-format",
+        type=click.Choice(["auto", "dummy"]),
+        help="The draft's weights. [default: as the model's]",
+    ),
+    click.option(
+        "--synthetic-acceptance-rates", metavar="R,R,...", help="Accept drafts at these rates, one a position."
+    ),
+    click.option(
+        "--synthetic-acceptance-length",
+        type=click.FloatRange(min=1),
+        metavar="L",
+        help="Accept drafts to this mean length.",
+    ),
+)
+"""What every boot is started with."""
+
+out_option: Callable[[Function], Function] = click.option(
+    "-o", "--out", type=FOLDER, default=Path("results"), show_default=True, help="Folder of results."
+)
 
 SIX_LAYER = FLASH.with_changes(
     name="flash6", compress_ratios=(0, 0, 4, 128, 4, 128), aux_layers=(3, 4, 5), n_experts=16, n_hash_layers=1

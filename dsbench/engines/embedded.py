@@ -13,7 +13,8 @@ from dsbench.records import Arm, Plan
 def command(plan: Plan, arm: Arm) -> list[str]:
     """The command line of every boot of an arm; toggles travel in the environment."""
     until = ["--until", "profile"] if plan.until == "profile" else []
-    return [sys.executable, "-P", "-m", "impl.serve", "--host", "127.0.0.1", "--port", "0", *flags(plan, arm), *until]
+    python = arm.python or sys.executable
+    return [python, "-P", "-m", "impl.serve", "--host", "127.0.0.1", "--port", "0", *flags(plan, arm), *until]
 
 
 def flags(plan: Plan, arm: Arm) -> list[str]:
@@ -22,8 +23,13 @@ def flags(plan: Plan, arm: Arm) -> list[str]:
     return [*plan.engine_args, *method, *arm.args]
 
 
-def environment() -> dict[str, str]:
-    """Lets the engine find the `impl` that this harness would import, and never one of the current folder."""
+def environment(arm: Arm) -> dict[str, str]:
+    """Lets the engine find the `impl` that this harness would import, and never one of the current folder.
+
+    An arm with an interpreter of its own finds what is installed there instead.
+    """
+    if arm.python:
+        return {"PYTHONPATH": ""}
     spec = importlib.util.find_spec("impl")
     places = list(spec.submodule_search_locations or []) if spec else []
     path = [*filter(None, [os.environ.get("PYTHONPATH", "")]), *(str(Path(place).parent) for place in places)]

@@ -77,14 +77,25 @@ def _head(plan: Plan) -> str:
 def _arm_line(plan: Plan, arm: Arm) -> str:
     common = [name for name in plan.baseline.takes if name in arm.on]
     shared = f" (both with {', '.join(common)})" if common else ""
-    return (
-        f"{plan.baseline.name} -> {arm.name}: {' + '.join([*arm.toggles, *_build_changes(plan.baseline, arm)])}{shared}"
-    )
+    changes = [*arm.toggles, *build_changes(plan.baseline, arm)]
+    return f"{plan.baseline.name} -> {arm.name}: {' + '.join(changes) or 'the same build'}{shared}"
 
 
-def _build_changes(baseline: Arm, arm: Arm) -> list[str]:
+def declared_lines(plan: Plan) -> list[str]:
+    """What is to differ between the arms, told before the first boot."""
+    lines = []
+    for arm in plan.arms[1:]:
+        conditions = [name for name in arm.declared if name != "toggles"]
+        may = f"; conditions that may differ: {', '.join(conditions)}" if conditions else ""
+        lines.append(f"{_arm_line(plan, arm)}{may}")
+    return lines
+
+
+def build_changes(baseline: Arm, arm: Arm) -> list[str]:
     """What the arm's build has that the baseline's has not, and the other way round."""
     changes = []
+    if arm.python != baseline.python:
+        changes.append(f"python {baseline.python or 'this one'} -> {arm.python or 'this one'}")
     if arm.speculative != baseline.speculative:
         changes.append(f"speculative {baseline.speculative} -> {arm.speculative}")
     if arm.args != baseline.args:

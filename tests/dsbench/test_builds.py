@@ -42,7 +42,7 @@ def test_every_key():
         ("plain", "write NAME="),
         ("a/b=speculative=none", "write NAME="),
         ("a=speculativ=none", "unknown key 'speculativ': did you mean speculative?"),
-        ("a=x=1", "unknown key 'x': known: speculative, args, toggles, env"),
+        ("a=x=1", "unknown key 'x': known: python, speculative, args, toggles, env"),
         ("a=speculative=dspork", "unknown speculative method 'dspork': did you mean dspark?"),
         ("a=speculative=", "'speculative' has no value"),
         ("a=speculative", "'speculative' has no value"),

@@ -1,0 +1,125 @@
+"""From the options that `ab`, `aa` and `plan` share to a suite and a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dsbench.errors import InputError
+from impl.dims import SHAPES, Dims
+
+if TYPE_CHECKING:
+    from dsbench.builds import ArmSpec
+    from dsbench.matrices import Kind
+    from dsbench.records import Plan
+    from dsbench.suite import Suite, Until
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The shared options as click gives them; a command without arms leaves theirs out."""
+
+    suite_name: str
+    until: Until | None
+    timeout: float | None
+    seed: int
+    shape: str
+    max_num_batched_tokens: int | None
+    max_model_len: int | None
+    hidden_size: int | None
+    load_format: str
+    speculative: str | None
+    eager: bool
+    draft_load_format: str | None
+    synthetic_acceptance_rates: str | None
+    synthetic_acceptance_length: float | None
+    toggles: tuple[str, ...] = ()
+    matrix: Kind | None = None
+    arms: tuple[str, ...] = ()
+    a_python: str | None = None
+    b_python: str | None = None
+    controls: bool = False
+
+    def suite(self) -> Suite:
+        """The suite, stopped earlier or with other deadlines where that was asked for."""
+        from dsbench.suite import Timeouts, load_suite
+
+        suite = load_suite(self.suite_name)
+        if self.until:
+            suite = suite.with_until(self.until)
+        if self.timeout is not None:
+            deadlines = Timeouts(boot=self.timeout, probe=self.timeout, stop=suite.timeouts.stop)
+            suite = suite.model_copy(update={"timeouts": deadlines})
+        return suite
+
+    def plan(self, suite: Suite | None = None, *, specs: Sequence[ArmSpec] = (), **options: Any) -> Plan:
+        """The plan of what was asked; `options` are further ones of `plan_experiment`."""
+        from dsbench.plan import plan_experiment
+
+        dims, engine_args = self._engine()
+        return plan_experiment(
+            self.toggles,
+            suite or self.suite(),
+            dims,
+            arms=specs or self._specs(),
+            matrix=self.matrix,
+            speculative=self.speculative,
+            engine_args=engine_args,
+            seed=self.seed,
+            controls=self.controls,
+            **options,
+        )
+
+    def _specs(self) -> list[ArmSpec]:
+        from dsbench.builds import parse_arm, two_environments
+
+        if self.a_python or self.b_python:
+            if self.arms or self.toggles:
+                more = f"--arm {self.arms[0]}" if self.arms else f"--toggle {self.toggles[0]}"
+                raise InputError(f"--a-python or --b-python beside {more}: write each arm as --arm NAME='python=VENV'")
+            return two_environments(self.a_python, self.b_python)
+        return [parse_arm(text) for text in self.arms]
+
+    def _engine(self) -> tuple[Dims, list[str]]:
+        """The shape, and the engine's arguments in every arm."""
+        if self.hidden_size is not None and self.load_format != "dummy":
+            raise InputError(
+                f"--hidden-size {self.hidden_size} does not fit the shipped weights: add --load-format dummy"
+            )
+        changes = {
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_model_len": self.max_model_len,
+            "hidden_size": self.hidden_size,
+        }
+        changed = {name: value for name, value in changes.items() if value is not None}
+        dims = SHAPES[self.shape].with_changes(**changed)
+        flags = {
+            "dims": self.shape,
+            "seed": self.seed,
+            "load_format": self.load_format,
+            **changed,
+            "draft_load_format": self.draft_load_format,
+            **_synthetic(dims, self.synthetic_acceptance_rates, self.synthetic_acceptance_length),
+        }
+        given = ((f"--{name.replace('_', '-')}", str(value)) for name, value in flags.items() if value is not None)
+        return dims, [part for pair in given for part in pair] + (["--eager"] if self.eager else [])
+
+
+def _synthetic(dims: Dims, rates: str | None, length: float | None) -> dict[str, str | float | None]:
+    """Engine flags of synthetic acceptance; InputError for rates that cannot be."""
+    if rates is None and length is None:
+        return {}
+    from impl.engine.acceptance import synthetic_conditional_rates
+
+    try:
+        given = None if rates is None else [float(rate) for rate in rates.split(",")]
+        synthetic_conditional_rates(dims.draft_tokens, given, length)
+    except ValueError as error:
+        told = f"--synthetic-acceptance-rates '{rates}': " if rates is not None and length is None else ""
+        raise InputError(f"{told}{error}") from None
+    return {
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": rates,
+        "synthetic_acceptance_length": length,
+    }
