@@ -1,18 +1,20 @@
 """The registry of toggles (torch-free): what each one does, where its bytes live, what it needs.
 
 An arm names its toggles in `DSBENCH_TOGGLES`, a comma list: `mhc_input_reuse,mtp_hidden_skip`.
-`name=off` turns off a correctness toggle that is on by default.
+`name=off` turns off a correctness toggle that is on by default; `name:VALUE` gives a control its argument.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from impl.dims import Dims
+from impl.platforms import padded_heads
 
 ENVIRONMENT = "DSBENCH_TOGGLES"
 
@@ -31,6 +33,41 @@ def stream_bytes(dims: Dims) -> int:
 def row_bytes(dims: Dims) -> int:
     """Bytes of one layer input of one step: bf16 [T, H]."""
     return dims.max_num_batched_tokens * dims.hidden_size * 2
+
+
+def query_bytes(dims: Dims) -> int:
+    """Bytes of the padded queries of one step in this engine: bf16 [T, padded heads, D]."""
+    return dims.max_num_batched_tokens * padded_heads("cpu", dims.n_heads) * dims.head_dim * 2
+
+
+def index_bytes(dims: Dims) -> int:
+    """Bytes of the dense compressed indices of one step: int32 [T, W]."""
+    return dims.max_num_batched_tokens * dims.index_row_width * 4
+
+
+@dataclass(frozen=True)
+class Argument:
+    """The number a control takes, as in `name:VALUE`."""
+
+    name: str
+    summary: str
+    whole: bool
+    least: float
+    most: float
+
+    def read(self, toggle: str, text: str) -> float:
+        """The value. ToggleError, with the mend, for what is none."""
+        try:
+            value: float = int(text) if self.whole else float(text)
+        except ValueError:
+            value = math.nan
+        if not self.least <= value <= self.most:
+            kind = "a whole number" if self.whole else "a number"
+            raise ToggleError(
+                f"toggle '{toggle}:{text}': {self.name} must be {kind} from {self.least:g} to {self.most:g}, "
+                f"{self.summary}"
+            )
+        return value
 
 
 @dataclass(frozen=True)
@@ -58,6 +95,8 @@ class Toggle:
     """Speculative methods under which it acts; empty: with and without speculation."""
     needs: str = ""
     """Conditions in words: path, sizes, ownership."""
+    argument: Argument | None = None
+    """What must follow its name, behind a colon."""
 
 
 _TOGGLES = (
@@ -124,6 +163,54 @@ _TOGGLES = (
         needs="--speculative dspark; context insertion outside captured graphs; inert, and says so, otherwise",
     ),
     Toggle(
+        name="c128a_topk_shared",
+        kind="optimization",
+        summary="keep the dense index rows of decodes and prefills in one buffer that they part exactly",
+        phase="after profile",
+        moves_line=False,
+        exactness="bitwise",
+        primary="kv.resident_bytes",
+        reference="deepseek_v4_dspark.md 3.4",
+        expected_bytes=index_bytes,
+        needs="no captured graph that mixes decode and prefill rows; inert, and says so, without dense layers",
+    ),
+    Toggle(
+        name="q_in_place",
+        kind="optimization",
+        summary="norm and rotate the queries in the projection's own output, without padded scratch",
+        phase="serve",
+        moves_line=False,
+        exactness="bitwise",
+        primary="kv.runtime_peak_bytes",
+        reference="deepseek_v4_dspark.md 3.7",
+        expected_bytes=query_bytes,
+        needs="as many local heads as the platform's kernel reads",
+    ),
+    Toggle(
+        name="c128_indices_in_place",
+        kind="optimization",
+        summary="map the dense index rows of prefills to global slots once a step, in place, for all layers",
+        phase="serve",
+        moves_line=False,
+        exactness="bitwise",
+        primary="kv.runtime_peak_bytes",
+        reference="deepseek_v4_dspark.md 3.5",
+        expected_bytes=index_bytes,
+        needs="every dense layer reads global indices; kv.index_maps_per_step falls to 1",
+    ),
+    Toggle(
+        name="sp_moe_config_aware",
+        kind="optimization",
+        summary="decide sequence-parallel MoE by the whole configuration, not by DP > 1 alone",
+        phase="init",
+        moves_line=False,
+        exactness="truth table",
+        primary="moe.sp_active",
+        reference="source_pr.md 7",
+        engines=("vllm",),
+        needs="expert parallelism; it flips pad_shared_expert, and with it the shapes of the shared expert's weights",
+    ),
+    Toggle(
         name="draft_logits_persistent",
         kind="correctness",
         summary="keep the logits drafts were drawn from in one buffer by request slot; off: an attribute is reassigned",
@@ -159,13 +246,57 @@ _TOGGLES = (
         primary="identity.tokens",
         reference="deepseek_v4_dspark.md 2.2",
     ),
+    Toggle(
+        name="c128_double_map",
+        kind="control",
+        summary="planted defect: map dense index rows that are global slots already",
+        phase="serve",
+        moves_line=False,
+        exactness="wrong output",
+        primary="identity.tokens",
+        reference="deepseek_v4_dspark.md 3.5",
+    ),
+    Toggle(
+        name="c128_row_corrupt",
+        kind="control",
+        summary="planted defect: the dense index row of every Nth position names its first entry only",
+        phase="serve",
+        moves_line=False,
+        exactness="wrong output",
+        primary="identity.tokens",
+        reference="deepseek_v4_dspark.md 3.4",
+        argument=Argument("N", "one row in N is wrong", whole=True, least=1, most=1 << 20),
+    ),
+    Toggle(
+        name="slow_step",
+        kind="control",
+        summary="planted defect: every step takes P % longer",
+        phase="serve",
+        moves_line=False,
+        exactness="bitwise",
+        primary="decode.tps.c1",
+        reference="measurement.md",
+        argument=Argument("P", "per cent of a step's time", whole=False, least=0.1, most=1000),
+    ),
+    Toggle(
+        name="leak",
+        kind="control",
+        summary="planted defect: every step, the profile's too, keeps BYTES for ever",
+        phase="serve",
+        moves_line=True,
+        exactness="bitwise",
+        primary="kv.resident_bytes",
+        reference="measurement.md",
+        argument=Argument("BYTES", "kept by every step", whole=True, least=1, most=1 << 30),
+    ),
 )
 
 REGISTRY: Mapping[str, Toggle] = {toggle.name: toggle for toggle in _TOGGLES}
 
 
-def find(name: str) -> Toggle:
-    """The toggle of that name; ToggleError names the nearest ones otherwise."""
+def find(entry: str) -> Toggle:
+    """The toggle of that name, or of `name:VALUE`; ToggleError names the nearest ones otherwise."""
+    name = entry.partition(":")[0]
     if name in REGISTRY:
         return REGISTRY[name]
     near = difflib.get_close_matches(name, REGISTRY, n=2, cutoff=0.5)
@@ -177,6 +308,9 @@ class ToggleSet:
     """The switches of one arm: immutable, with correctness toggles on unless turned off by name."""
 
     def __init__(self, on: Iterable[str] = (), off: Iterable[str] = ()) -> None:
+        """Names, those of toggles with an argument as `name:VALUE`. Raises ToggleError."""
+        on, off = list(on), list(off)
+        self._arguments = _arguments([*on, *off])
         named_on, named_off = [find(name) for name in on], [find(name) for name in off]
         for toggle in named_off:
             if toggle.kind != "correctness":
@@ -214,6 +348,10 @@ class ToggleSet:
         """Names that are on, in registry order."""
         return tuple(name for name in REGISTRY if name in self._on)
 
+    def argument(self, name: str) -> float:
+        """The argument of a toggle that is on and takes one; KeyError otherwise."""
+        return self._arguments[name]
+
     def controls(self) -> tuple[str, ...]:
         """Planted defects of this arm: controls that are on and correctness toggles that are off."""
         planted = [name for name in self.names() if REGISTRY[name].kind == "control"]
@@ -229,14 +367,33 @@ class ToggleSet:
                     raise ToggleError(f"toggles '{name}' and '{other}' cannot be on together; leave one out")
 
     def __str__(self) -> str:
-        on = [name for name in self.names() if name not in self._default]
+        values = {name: f":{value!r}" for name, value in self._arguments.items()}
+        on = [name + values.get(name, "") for name in self.names() if name not in self._default]
         return ",".join([*on, *(f"{name}=off" for name in sorted(self._default - self._on))])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ToggleSet) and self._on == other._on
+        return isinstance(other, ToggleSet) and (self._on, self._arguments) == (other._on, other._arguments)
 
     def __hash__(self) -> int:
-        return hash(self._on)
+        return hash((self._on, frozenset(self._arguments.items())))
 
     def __repr__(self) -> str:
         return f"ToggleSet({str(self)!r})"
+
+
+def _arguments(entries: Iterable[str]) -> dict[str, float]:
+    """Arguments by toggle; ToggleError for one that is missing, too much, no fit, or there twice."""
+    found: dict[str, float] = {}
+    for entry in entries:
+        toggle, (name, colon, text) = find(entry), entry.partition(":")
+        if toggle.argument is None:
+            if colon:
+                raise ToggleError(f"toggle '{name}' takes no argument, got '{text}': leave ':{text}' out")
+            continue
+        what = toggle.argument
+        if not text:
+            raise ToggleError(f"toggle '{name}' needs its argument: write {name}:{what.name}, {what.summary}")
+        value = what.read(name, text)
+        if found.setdefault(name, value) != value:
+            raise ToggleError(f"toggle '{name}' is there with {found[name]:g} and with {value:g}; name it once")
+    return found

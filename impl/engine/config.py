@@ -17,7 +17,7 @@ from torch import Tensor
 from impl.dims import Dims
 from impl.model import draft_weights, mtp
 from impl.model.weights import SHIPPED, load_weights, parameter_shapes, random_weights
-from impl.toggles import ToggleSet
+from impl.toggles import ToggleSet, find
 
 LoadFormat = Literal["auto", "dummy"]
 Method = Literal["none", "mtp", "dspark"]
@@ -55,6 +55,9 @@ class EngineConfig:
     """What graphs hold: the DSpark draft's passes, as in vLLM up to 0.26, or also the target's forward over decodes."""
 
     def __post_init__(self) -> None:
+        for toggle in map(find, self.toggles.names()):
+            if "embedded" not in toggle.engines:
+                raise ValueError(f"toggle '{toggle.name}' does not run on this engine, only on {toggle.engines[0]}")
         if self.capture == "rounds" and self.speculative == "mtp":
             raise ValueError(
                 "--capture rounds goes with --speculative none or dspark: mtp reads the step's ragged rows"

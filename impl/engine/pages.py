@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from impl.dims import Dims
+from impl.engine.index_rows import IndexRows
 from impl.engine.step import PageShape, state_group
 from impl.kv_geometry import BUCKETS, Bucket, Group, KvGeometry
 
@@ -31,6 +32,8 @@ class LayerPages:
     """fp32 compressor-state rows (group `c4_state` or `c128_state`)."""
     index_state: Tensor | None = None
     """fp32 rows of the indexer's compressor (group `c4_state`)."""
+    index_rows: IndexRows | None = None
+    """Which entries the step's tokens read; all dense layers share one."""
 
 
 def allocate_pool(geometry: KvGeometry, n_blocks: int, device: torch.device | str) -> Pool:
@@ -44,8 +47,8 @@ def allocate_pool(geometry: KvGeometry, n_blocks: int, device: torch.device | st
     }
 
 
-def layer_pages(dims: Dims, geometry: KvGeometry, pool: Pool) -> list[LayerPages]:
-    """Each target layer's views of the pool, uint8 [n_blocks, page_bytes].
+def layer_pages(dims: Dims, geometry: KvGeometry, pool: Pool, index_rows: IndexRows | None = None) -> list[LayerPages]:
+    """Each target layer's views of the pool, uint8 [n_blocks, page_bytes]; dense layers read by `index_rows`.
 
     Raises ValueError for a shape whose compressor states need more than one group a ratio, which a step cannot name.
     """
@@ -69,6 +72,7 @@ def layer_pages(dims: Dims, geometry: KvGeometry, pool: Pool) -> list[LayerPages
                 index_keys=view(layer, "c4_index") if indexed else None,
                 state=view(layer, "c4_state" if indexed else "c128_state") if indexed or dense else None,
                 index_state=view(layer, "c4_index_state") if indexed else None,
+                index_rows=index_rows if dense else None,
             )
         )
     return layers

@@ -3,18 +3,23 @@
 Components, as in vLLM's memory profiling (kv_profile.md section 5): weights; persistent buffers
 allocated at load; the workspace; the peak of a step's activations above what lives before it; on
 CUDA what the process holds outside the allocator. What remains of the budget is for KV pages.
+
+vLLM up to 0.26 profiles a step without attention metadata, so it never sees what the query scratch and the index maps
+allocate. Such operations run inside `serve_only()` here: they do not move the activation peak, and the most that they
+allocate is a figure of its own, the run-time peak.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -47,8 +52,12 @@ class MemoryProfile:
     persistent_bytes: int
     workspace_bytes: int
     peak_activation_bytes: int
+    runtime_peak_bytes: int
+    """Most bytes that serve-only operations allocated above what lived when their region began; not in the budget."""
     non_torch_bytes: int | None
     peak: tuple[PeakTensor, ...]
+    runtime_peak: tuple[PeakTensor, ...]
+    """What serve-only operations held at the run-time peak."""
 
     def available_bytes(self, requested_bytes: int) -> int:
         """What the budget leaves for KV pages; negative when it does not even hold the model."""
@@ -56,14 +65,40 @@ class MemoryProfile:
         return requested_bytes - used - (self.non_torch_bytes or 0)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "peak": [asdict(tensor) for tensor in self.peak]}
+        lists = {name: [asdict(tensor) for tensor in getattr(self, name)] for name in ("peak", "runtime_peak")}
+        return {**asdict(self), **lists}
+
+
+class Meter(Protocol):
+    """What is told where serve-only operations begin and end."""
+
+    def begin_serve_only(self) -> None: ...
+    def end_serve_only(self) -> None: ...
+
+
+_meters: list[Meter] = []
+"""The meters at work; an engine that only serves has none."""
+
+
+@contextmanager
+def serve_only() -> Iterator[None]:
+    """Around operations that vLLM up to 0.26 does not run in its profile. Regions do not nest."""
+    meters = tuple(_meters)
+    for meter in meters:
+        meter.begin_serve_only()
+    try:
+        yield
+    finally:
+        for meter in meters:
+            meter.end_serve_only()
 
 
 class LiveBytes(TorchDispatchMode):
     """Bytes of all tensor storages alive, kept op by op.
 
     Sizes of an op's arguments are read again after it, because `resize_` and `out=` grow storages in
-    place. Scratch memory inside one C++ operator is not visible here.
+    place. Scratch memory inside one C++ operator is not visible here. Inside `serve_only()` bytes count for
+    `runtime_peak`, not for `peak`.
     """
 
     def __init__(self) -> None:
@@ -71,6 +106,11 @@ class LiveBytes(TorchDispatchMode):
         self.live = 0
         self.peak = 0
         self.peak_tensors: tuple[PeakTensor, ...] = ()
+        self.runtime_peak = 0
+        self.runtime_tensors: tuple[PeakTensor, ...] = ()
+        self._lived: int | None = None
+        """Bytes alive when the serve-only region began; None outside one."""
+        self._lived_keys: frozenset[int] = frozenset()
         self._storages: dict[int, tuple[weakref.ref[Any], PeakTensor]] = {}
 
     @classmethod
@@ -78,9 +118,24 @@ class LiveBytes(TorchDispatchMode):
         """torch asks this of a mode; answering spares the import of its compiler, 2 s of every boot."""
         return False
 
+    def __enter__(self) -> LiveBytes:
+        super().__enter__()
+        _meters.append(self)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        _meters.remove(self)
+        super().__exit__(*exc)
+
+    def begin_serve_only(self) -> None:
+        self._lived, self._lived_keys = self.live, frozenset(self._storages)
+
+    def end_serve_only(self) -> None:
+        self._lived = None
+
     def reset_peak(self) -> None:
-        self.peak = self.live
-        self.peak_tensors = ()
+        self.peak, self.runtime_peak = self.live, 0
+        self.peak_tensors = self.runtime_tensors = ()
 
     def track(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors that were made outside this mode."""
@@ -92,7 +147,12 @@ class LiveBytes(TorchDispatchMode):
         for value in tree_flatten((out, args, kwargs))[0]:
             if isinstance(value, Tensor):
                 self._see(value)
-        if self.live > self.peak:
+        if self._lived is not None:
+            if self.live - self._lived > self.runtime_peak:
+                self.runtime_peak = self.live - self._lived
+                fresh = self._storages.keys() - self._lived_keys
+                self.runtime_tensors = tuple(self._storages[key][1] for key in fresh)
+        elif self.live > self.peak:
             self.peak = self.live
             self.peak_tensors = tuple(tensor for _, tensor in self._storages.values())
         return out
@@ -128,10 +188,36 @@ def _site(frame: FrameType | None) -> str:
     return "outside impl"
 
 
+class AllocatorPeaks:
+    """The CUDA allocator's peaks of one step: outside serve-only regions, and inside them above what lived there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.peak = self.runtime_peak = self._lived = 0
+
+    def __enter__(self) -> AllocatorPeaks:
+        _meters.append(self)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _meters.remove(self)
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated(self.device))
+
+    def begin_serve_only(self) -> None:
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated(self.device))
+        self._lived = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def end_serve_only(self) -> None:
+        self.runtime_peak = max(self.runtime_peak, torch.cuda.max_memory_allocated(self.device) - self._lived)
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+
 class MemoryMeter:
     """Watches one engine's memory from before its weights load until its profile is taken.
 
-    Enter it before anything is allocated; `profile` runs the step and closes it.
+    Enter it before anything is allocated; `profile` runs the step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -151,10 +237,17 @@ class MemoryMeter:
     def __exit__(self, *exc: object) -> None:
         self._live.__exit__(*exc)
 
-    def profile(self, weights: Iterable[Tensor], workspace: Workspace, step: Callable[[], None]) -> MemoryProfile:
+    def profile(
+        self,
+        weights: Iterable[Tensor],
+        workspace: Workspace,
+        step: Callable[[], None],
+        borrowed_bytes: int = 0,
+    ) -> MemoryProfile:
         """Run `step` twice: once to size the workspace, which is then locked, and once measured.
 
-        `step` is a full step of T tokens, sampling included, over pages that hold nothing yet.
+        `step` is a full step of T tokens, sampling included, over pages that hold nothing yet. `borrowed_bytes`: of
+        buffers that the step needs and that are made anew after the profile; they are in no figure.
         """
         step()
         workspace.lock()
@@ -167,25 +260,34 @@ class MemoryMeter:
         if on_cpu:
             before = self._live.live
             step()
-            peak = self._live.peak - before
+            peak, runtime_peak = self._live.peak - before, self._live.runtime_peak
         else:
             torch.cuda.synchronize(self.device)
             before = torch.cuda.memory_allocated(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
-            step()
-            torch.cuda.synchronize(self.device)
-            peak = torch.cuda.max_memory_allocated(self.device) - before
+            with AllocatorPeaks(self.device) as seen:
+                step()
+                torch.cuda.synchronize(self.device)
+            peak, runtime_peak = seen.peak - before, seen.runtime_peak
             other = max(0, _outside_allocator(self.device) - self._other_before)
         alive = (t for t in self._live.peak_tensors if id(t) not in resident)
         return MemoryProfile(
             source="live-bytes" if on_cpu else "cuda-allocator",
             weights_bytes=weight_bytes,
-            persistent_bytes=before - weight_bytes - workspace.nbytes,
+            persistent_bytes=before - weight_bytes - workspace.nbytes - borrowed_bytes,
             workspace_bytes=workspace.nbytes,
             peak_activation_bytes=peak,
+            runtime_peak_bytes=runtime_peak,
             non_torch_bytes=other,
             peak=tuple(sorted(alive, key=lambda t: -t.bytes)),
+            runtime_peak=tuple(sorted(self._live.runtime_tensors, key=lambda t: -t.bytes)),
         )
+
+    def allocated_bytes(self) -> int:
+        """Bytes of all tensors alive now: on the CPU of those this meter saw, on CUDA the allocator's."""
+        if self.device.type != "cuda":
+            return self._live.live
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.memory_allocated(self.device)
 
     def _alive(self) -> list[PeakTensor]:
         return [tensor for _, tensor in self._live._storages.values()]

@@ -18,6 +18,8 @@ from impl import __version__, tokenizer
 from impl.dims import Dims
 from impl.engine.blocks import BlockAllocator, least_blocks
 from impl.engine.config import EngineConfig, check_weights, load_draft_parameters, load_parameters
+from impl.engine.faults import Faults
+from impl.engine.index_rows import IN_PLACE, SHARED, IndexRows
 from impl.engine.pages import BlockTables, Pool, allocate_pool, draft_pages, layer_pages, page_shape
 from impl.engine.profile import MemoryMeter, MemoryProfile
 from impl.engine.request import FinishReason, Request, TokenLogprobs
@@ -71,6 +73,7 @@ class Runner:
         self.device = torch.device(config.device)
         self.handshake = handshake
         self.markers = Markers()
+        self.faults = Faults(config.toggles, self.markers, self.device)
         self.workspace = Workspace(self.device)
         self.target_replay: TargetReplay | None = None
         self.geometry = KvGeometry.of(dims, n_draft_layers=config.n_draft_layers)
@@ -94,11 +97,21 @@ class Runner:
             n_bytes = sum(tensor.nbytes for tensor in (*weights.values(), *drafting.values()))
             log.info("Model loading took %.2f GiB and %.6f seconds", n_bytes / GIB, time.monotonic() - start)
             # The profile's step reads and writes the null block only. It stays: it is the pool's block 0.
-            self._use_pool(allocate_pool(self.geometry, 1, self.device))
+            null_block, rows = allocate_pool(self.geometry, 1, self.device), self._new_index_rows()
+            self._use_pool(null_block, rows)
             self.batch_invariant = batch_invariant(weights, dims, self.device)
             handshake.conditions(self._conditions(what, draft_what))
             parameters = [*weights.values(), *drafting.values()]
-            self.profile = meter.profile(parameters, self.workspace, self._profile_step)
+            self.profile = meter.profile(
+                parameters, self.workspace, self._whole_profile_step, rows.nbytes if rows is not None else 0
+            )
+            self.index_maps_per_step = rows.maps if rows is not None else 0
+            # As in vLLM, the metadata's buffers come after the profile, and the profile does not know them.
+            rows = None
+            self._use_pool(null_block, None)
+            self.index_rows = self._new_index_rows()
+            self._use_pool(null_block, self.index_rows)
+            self.resident_bytes = meter.allocated_bytes() - sum(t.nbytes for t in null_block.values())
         self.capacity = self._capacity()
         self.n_blocks = self.capacity.blocks
         self._log_capacity()
@@ -110,7 +123,7 @@ class Runner:
         """Allocate the pool and start with an empty one; before this the engine knows its memory only."""
         dims, n_blocks = self.dims, self.n_blocks + 1
         self.pool = allocate_pool(self.geometry, n_blocks, self.device)
-        self._use_pool(self.pool)
+        self._use_pool(self.pool, self.index_rows)
         self.blocks = BlockAllocator(self.geometry.groups, n_blocks, dims.max_num_seqs)
         self.scheduler = Scheduler(
             self.blocks, dims.max_num_batched_tokens, dims.max_num_seqs, self.config.draft_tokens
@@ -136,10 +149,20 @@ class Runner:
 
     def _write_profile(self, graph_bytes: int | None) -> None:
         profile = kv_profile(self.profile, self.capacity, self.config.memory_budget, self.device)
-        self.handshake.kv_profile({**profile, "graph_bytes": graph_bytes})
+        known = {"resident_bytes": self.resident_bytes, "index_maps_per_step": self.index_maps_per_step}
+        self.handshake.kv_profile({**profile, **known, "graph_bytes": graph_bytes})
 
-    def _use_pool(self, pool: Pool) -> None:
-        self.pages = layer_pages(self.dims, self.geometry, pool)
+    def _new_index_rows(self) -> IndexRows | None:
+        if not any(ratio > 4 for ratio in self.dims.compress_ratios):
+            for toggle in filter(self.config.toggles.on, (SHARED, IN_PLACE)):
+                self.markers.refuse(toggle, "inert: no layer of this shape reads dense compressed entries")
+            return None
+        return IndexRows(
+            self.dims, self.config.toggles, self.markers, self.device, mixed_graphs=TargetReplay.mixes_rows
+        )
+
+    def _use_pool(self, pool: Pool, index_rows: IndexRows | None) -> None:
+        self.pages = layer_pages(self.dims, self.geometry, pool, index_rows)
         if self.rounds is not None:
             self.rounds.pages = draft_pages(self.dims, self.geometry, pool)
 
@@ -152,7 +175,8 @@ class Runner:
         if not plan.chunks:
             return []
         try:
-            events = self._append(plan, self._run(plan))
+            with self.faults.around_step():
+                events = self._append(plan, self._run(plan))
         except Exception as error:
             log.exception("A step of %d tokens has failed", plan.n_tokens)
             return self._fail(plan, f"{type(error).__name__}: {error}")
@@ -227,11 +251,15 @@ class Runner:
             self.scheduler.finish(chunk.request, "error")
         return [TokenEvent(chunk.request, None, finish_reason="error", error=why) for chunk in plan.chunks]
 
+    def _whole_profile_step(self) -> None:
+        with self.faults.around_step():
+            self._profile_step()
+
     @torch.no_grad()
     def _profile_step(self) -> None:
         """The largest step there is: T rows in as many requests as may run, sampled and with logprobs.
 
-        All but one row are decodes, and each request starts where every ratio completes an entry, so that no step
+        All but one request have one row, and each starts where every ratio completes an entry, so that no step
         has more entries; rows reach as far back as the longest context.
         """
         dims = self.dims
@@ -241,7 +269,8 @@ class Runner:
         completing = max(dims.max_model_len - length, period) // period * period - 1
         positions = [completing] * (n_seqs - 1) + [(completing + i) % dims.max_model_len for i in range(length)]
         rows = [*range(n_seqs - 1)] + [n_seqs - 1] * length
-        step = self._build([0] * len(rows), positions, rows, n_seqs - 1)
+        # Single rows are the last of a prompt each: no row is a decode, so that every row of indices is mapped.
+        step = self._build([0] * len(rows), positions, rows, 0)
         step.max_position = dims.max_model_len - 1
         output = self.target.forward(step, self.pages)
         if self.rounds is not None:

@@ -31,6 +31,9 @@ class Replayed(NamedTuple):
 class TargetReplay:
     """Captures at construction, largest batch first; pages, block tables and the workspace must stay where they are."""
 
+    mixes_rows = False
+    """Whether a graph may hold decode and prefill rows: only decodes are captured."""
+
     def __init__(
         self,
         dims: Dims,

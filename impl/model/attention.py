@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from impl.dims import Dims
+from impl.engine.index_rows import GlobalRows
 from impl.engine.pages import LayerPages
+from impl.engine.profile import serve_only
 from impl.engine.step import Step
+from impl.handshake import Markers
 from impl.kv_geometry import KvGeometry
 from impl.model.fused import stack
 from impl.ops import indexer, packed_kv
@@ -24,7 +27,10 @@ from impl.ops.compressor import columns_of, pool, score_offsets
 from impl.ops.linear import fp32_rows, grouped_linear, linear, padded_rows
 from impl.ops.norm import rms_norm_
 from impl.ops.rope import RopeTable, conjugate_rows, rotate_, table_rows
+from impl.ops.tiles import tiles
 from impl.ops.workspace import Workspace
+from impl.platforms import padded_heads, query_in_place_refusal
+from impl.toggles import ToggleSet
 
 TILE = 256
 """Token rows projected at a time."""
@@ -42,7 +48,7 @@ class Projected(NamedTuple):
     rope: Tensor
     """complex64 [N, rope_dim / 2]: table rows of the tokens"""
     q: Tensor
-    """bf16 [N, heads padded to four, D]"""
+    """bf16 [N, n_heads, D]: the projection's own output, neither normed nor rotated"""
     index_codes: Tensor | None
     """uint8 [N, index heads padded, index_dim]: e4m3 indexer queries"""
     index_weight: Tensor | None
@@ -52,14 +58,29 @@ class Projected(NamedTuple):
 class Attention:
     """Attention of one layer; ratio 0 sees the window only, 4 the indexer's choice too, larger ones all entries."""
 
-    def __init__(self, dims: Dims, layer: int, weights: Mapping[str, Tensor], rope_table: RopeTable) -> None:
-        """`weights` is the model's flat dictionary; its entries become views of this layer's matrices."""
+    def __init__(
+        self,
+        dims: Dims,
+        layer: int,
+        weights: Mapping[str, Tensor],
+        rope_table: RopeTable,
+        toggles: ToggleSet,
+        markers: Markers,
+        *,
+        platform: str = "cpu",
+    ) -> None:
+        """`weights` is the model's flat dictionary; its entries become views of this layer's matrices.
+
+        `platform` says to how many heads its kernels pad the queries.
+        """
         at = f"layers.{layer}."
         self.dims, self.rope_table = dims, rope_table
         self.ratio = dims.compress_ratios[layer]
         self.layout = packed_kv.StateLayout.of(dims)
         self.window_packing = self.layout.packing(dims.swa_page_tokens)
-        self.heads = padded_rows(dims.n_heads)
+        self.heads = padded_heads(platform, dims.n_heads)
+        self.q_in_place = toggles.on("q_in_place")
+        self.markers = markers
         self.index_heads = padded_rows(dims.index_heads) if self.ratio == 4 else 0
         self.q_norm, self.kv_norm = weights[f"{at}attn.q_norm"].float(), weights[f"{at}attn.kv_norm"].float()
         self.eps = self.kv_norm.new_full((1,), dims.rms_norm_eps)
@@ -69,7 +90,8 @@ class Attention:
 
         # Everything that reads x is one product, and everything that reads the low-rank query another.
         inputs = [(f"{at}attn.wqkv_a", dims.q_lora_rank + dims.head_dim)]
-        queries = [(f"{at}attn.wq_b", self.heads * dims.head_dim)]
+        self.query_rows = padded_rows(dims.n_heads) * dims.head_dim
+        queries = [(f"{at}attn.wq_b", self.query_rows)]
         self.state_columns: list[int] = []
         """Widths of the compressor-state rows, the layer's own and the indexer's."""
         self.selected = 0
@@ -103,7 +125,6 @@ class Attention:
         self.states_per_page = formats["c4_state" if self.ratio == 4 else "c128_state"].rows
         if self.ratio != 4:
             self.selected = dims.index_row_width
-            self.entries = torch.arange(self.selected, dtype=torch.int32, device=device)
             return
         self.selected = dims.index_topk
         self.key_packing = packed_kv.key_packing(dims, per_page)
@@ -122,11 +143,36 @@ class Attention:
             projected = self._project(x_cell, step, pages, workspace)
             n, device = step.n_tokens, projected.q.device
             y = torch.empty((n, self.dims.hidden_size), dtype=torch.bfloat16, device=device)
-            for start in range(0, n, self.tile):
-                part = slice(start, min(start + self.tile, n))
-                with workspace.scope():
-                    self._attend(projected, step, pages, part, _rows(y, part), workspace)
+            with serve_only():
+                q = self._queries(projected, workspace)
+                dense = pages.index_rows.for_layer(step, workspace) if pages.index_rows is not None else None
+                for part in tiles(n, self.tile):
+                    with workspace.scope():
+                        self._attend(q, dense, projected, step, pages, part, _rows(y, part), workspace)
+                del q, dense
             return y
+
+    def _queries(self, projected: Projected, workspace: Workspace) -> Tensor:
+        """What attention reads, bf16 [N, padded heads, D], normed and rotated: in the projection's output, or apart."""
+        raw = projected.q
+        n, n_heads, width = raw.shape
+        refusal = query_in_place_refusal(n_heads, self.heads) if self.q_in_place else ""
+        if refusal:
+            self.markers.refuse("q_in_place", refusal)
+        if self.q_in_place and not refusal:
+            q = raw
+            self.markers.take("q_in_place")
+        else:
+            q = torch.empty((n, self.heads, width), dtype=raw.dtype, device=raw.device)
+            if n_heads < self.heads:
+                q[:, n_heads:].zero_()
+        for part in tiles(n, TILE):
+            with workspace.scope():
+                rows = _rows(raw, part)
+                tile = workspace.empty(rows.shape, torch.float32).copy_(rows)
+                rotate_(rms_norm_(tile, self.eps, workspace), _rows(projected.rope, part))
+                _rows(q, part)[:, :n_heads].copy_(tile)
+        return q
 
     def _project(self, x_cell: list[Tensor], step: Step, pages: LayerPages, workspace: Workspace) -> Projected:
         """Read x, tile by tile; store window states, compressor states and the entries they complete."""
@@ -139,15 +185,14 @@ class Attention:
         table_rows(self.rope_table.rows, step.positions, rope[:n])
         out = Projected(
             rope=rope[:n],
-            q=workspace.empty((n, self.heads, dims.head_dim), torch.bfloat16),
+            q=workspace.empty((n, dims.n_heads, dims.head_dim), torch.bfloat16),
             index_codes=self._index_empty(n, (dims.index_dim,), torch.uint8, workspace),
             index_weight=self._index_empty(n, (), torch.float32, workspace),
         )
         with workspace.scope():
             # Window states of the tokens, then the entries the step completes: one norm, rotation and packing.
             latents = workspace.empty((n + emitted, dims.head_dim), torch.float32)
-            for start in range(0, n, TILE):
-                part = slice(start, min(start + TILE, n))
+            for part in tiles(n, TILE):
                 with workspace.scope():
                     self._project_tile(x, step, pages, part, _rows(latents, part), out, workspace)
             del x
@@ -176,7 +221,7 @@ class Attention:
         self, x: Tensor, step: Step, pages: LayerPages, part: slice, latents: Tensor, out: Projected,
         workspace: Workspace,
     ) -> None:  # fmt: skip
-        """One tile's queries into `out`, its latents before their norm, and its compressor states into the pages."""
+        """One tile's queries into `out`, its latents before their norm; its compressor states into the pages."""
         dims, n = self.dims, part.stop - part.start
         from_x = linear(fp32_rows(_rows(x, part), workspace), self.w_input, workspace)
         low_rank = from_x[:, : dims.q_lora_rank]
@@ -185,11 +230,11 @@ class Attention:
             self._store_states(from_x[:n, dims.q_lora_rank + dims.head_dim :], step, pages, part, workspace)
         rms_norm_(low_rank, self.eps, workspace, self.q_norm)
         from_low = linear(low_rank, self.w_query, workspace)[:n]
-        width = self.heads * dims.head_dim
-        q = rms_norm_(from_low[:, :width].unflatten(1, (self.heads, -1)), self.eps, workspace)
-        _rows(out.q, part).copy_(rotate_(q, _rows(out.rope, part)))
+        width = dims.n_heads * dims.head_dim
+        _rows(out.q, part).copy_(from_low[:, :width].unflatten(1, (dims.n_heads, -1)))
         if out.index_codes is not None and out.index_weight is not None:
-            query = from_low[:, width : width + self.index_heads * dims.index_dim].unflatten(1, (self.index_heads, -1))
+            first = self.query_rows
+            query = from_low[:, first : first + self.index_heads * dims.index_dim].unflatten(1, (self.index_heads, -1))
             rotate_(query, self._index_rope(_rows(step.positions, part), _rows(out.rope, part), workspace))
             head_weight = from_x[:n, self.head_weight_column : self.head_weight_column + self.index_heads]
             indexer.quantize_query(
@@ -243,8 +288,9 @@ class Attention:
             )
 
     def _attend(
-        self, projected: Projected, step: Step, pages: LayerPages, part: slice, y: Tensor, workspace: Workspace
-    ) -> None:
+        self, q: Tensor, dense: GlobalRows | None, projected: Projected, step: Step, pages: LayerPages, part: slice,
+        y: Tensor, workspace: Workspace,
+    ) -> None:  # fmt: skip
         """Attention and output projection of the tokens `part`, into `y`."""
         dims, n = self.dims, part.stop - part.start
         hidden = workspace.empty((n, self.columns), torch.bool).fill_(True)
@@ -253,16 +299,16 @@ class Attention:
         with workspace.scope():
             states = workspace.empty((n, self.columns, dims.head_dim), torch.float32)
             with workspace.scope():
-                self._gather(projected, step, pages, part, states, hidden, workspace)
-            sink_attention(_rows(projected.q, part), states, hidden, self.sink, o, workspace)
+                self._gather(dense, projected, step, pages, part, states, hidden, workspace)
+            sink_attention(_rows(q, part), states, hidden, self.sink, o, workspace)
         rotate_(o, conjugate_rows(_rows(projected.rope, part), workspace))
         rounded = workspace.empty((n, dims.n_heads, dims.head_dim), torch.bfloat16).copy_(o[:, : dims.n_heads])
         low = grouped_linear(rounded.view(n, dims.o_groups, -1), self.wo_a, workspace)
         y.copy_(linear(low, self.wo_b, workspace)[:n])
 
     def _gather(
-        self, projected: Projected, step: Step, pages: LayerPages, part: slice, states: Tensor, hidden: Tensor,
-        workspace: Workspace,
+        self, dense: GlobalRows | None, projected: Projected, step: Step, pages: LayerPages, part: slice,
+        states: Tensor, hidden: Tensor, workspace: Workspace,
     ) -> None:  # fmt: skip
         """The window's states and the selected entries into `states`; entries not there are marked in `hidden`."""
         window, n = self.dims.window, states.shape[0]
@@ -277,28 +323,41 @@ class Attention:
         if self.selected:
             assert pages.compressed is not None
             last = window + self.selected
-            slots, blocks = self._selected_slots(projected, step, pages, part, hidden[:, window:last], workspace)
+            missing = hidden[:, window:last]
+            if self.ratio > 4:
+                assert dense is not None
+                slots, blocks = self._dense_slots(dense, part, missing, workspace)
+            else:
+                slots, blocks = self._selected_slots(projected, step, pages, part, missing, workspace)
             packed_kv.gather(
                 pages.compressed, slots, blocks, self.entry_packing, data[first:], scales[first:], workspace
             )
             targets.append(states[:, window:last])
         packed_kv.unpack_states(data, scales, self.layout, targets, workspace)
 
+    def _dense_slots(
+        self, dense: GlobalRows, part: slice, hidden: Tensor, workspace: Workspace
+    ) -> tuple[Tensor, Tensor]:
+        """The same for a dense layer, whose rows hold slots: all entries there are."""
+        slots = workspace.empty(hidden.shape, torch.int64)
+        dense.copy(part, slots)
+        torch.lt(slots, 0, out=hidden)
+        with workspace.scope():
+            beyond = workspace.empty(hidden.shape, torch.bool)
+            hidden.logical_or_(torch.ge(dense.columns, _rows(dense.lens, part)[:, None], out=beyond))
+        slots = slots.clamp_min_(0).view(-1)
+        return slots, packed_kv.blocks_of(slots, self.entry_packing.per_page, workspace)
+
     def _selected_slots(
         self, projected: Projected, step: Step, pages: LayerPages, part: slice, hidden: Tensor, workspace: Workspace
     ) -> tuple[Tensor, Tensor]:
-        """Slots and blocks, int64 [n * selected], of the compressed entries the tokens attend to."""
+        """Slots and blocks, int64 [n * selected], of the compressed entries the indexer chooses for the tokens."""
         n, per_page = hidden.shape[0], self.entry_packing.per_page
         table = step.block_tables["full"]
         of_token = workspace.empty((n, table.shape[1]), torch.int64)
         torch.index_select(table, 0, _rows(step.request_rows, part), out=of_token)
         local = workspace.empty((n, self.selected), torch.int64)
-        if self.ratio == 4:
-            self._select(projected, step, pages, part, of_token, local, workspace)
-        else:
-            row = workspace.empty(local.shape, torch.int32)
-            indexer.first_entries(self.entries, _rows(step.visible[self.ratio], part), row, workspace)
-            local.copy_(row)
+        self._select(projected, step, pages, part, of_token, local, workspace)
         torch.lt(local, 0, out=hidden)
         page = workspace.empty(local.shape, torch.int64)
         torch.floor_divide(local.clamp_min_(0), per_page, out=page)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from impl.dims import Dims
 from impl.engine.pages import LayerPages
+from impl.engine.profile import serve_only
 from impl.engine.step import Step
 from impl.handshake import Markers
 from impl.model.attention import Attention
@@ -54,7 +55,7 @@ class Layer:
         self.attention_seam = Seam(
             _seam_weights(dims, weights, f"{at}hc_attn", f"{at}attn_norm"), toggles, markers, workspace
         )
-        self.attention = Attention(dims, index, weights, rope)
+        self.attention = Attention(dims, index, weights, rope, toggles, markers)
         self.moe_seam = Seam(_seam_weights(dims, weights, f"{at}hc_ffn", f"{at}ffn_norm"), toggles, markers, workspace)
         self.moe = Moe(dims, index, weights)
 
@@ -118,6 +119,9 @@ class Target:
     @torch.no_grad()
     def forward(self, step: Step, pages: list[LayerPages]) -> TargetOutput:
         """One step of N <= T rows. Writes their cache entries into `pages`."""
+        for rows in dict.fromkeys(own.index_rows for own in pages if own.index_rows is not None):
+            with serve_only():
+                rows.build(step, self.workspace)
         streams = enter(self.embed, step.token_ids, self.dims.hc_mult)
         aux = self.aux[: step.n_tokens]
         captured: Tensor | None = None

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from impl.dims import PICO, Dims
+from impl.engine.index_rows import IndexRows
 from impl.engine.pages import LayerPages
 from impl.engine.step import PageShape, Step, build_step, state_group
+from impl.handshake import Markers
 from impl.kv_geometry import KvGeometry
 from impl.model.attention import Attention
 from impl.model.weights import parameter_shapes
 from impl.ops.rope import RopeTable
 from impl.ops.workspace import Workspace
+from impl.toggles import ToggleSet
 
 ODD = PICO.with_changes(
     name="odd", hidden_size=26, compress_ratios=(0, 4, 8), n_heads=6, head_dim=20, rope_dim=6, q_lora_rank=13,
@@ -46,10 +49,16 @@ def weights(dims: Dims, seed: int = 0) -> dict[str, Tensor]:
 class CachedLayer:
     """Attention of one layer over pages of its own, for requests of at most `length` tokens."""
 
-    def __init__(self, dims: Dims, layer: int, requests: int = 1, length: int = 320, fill: int = 0) -> None:
+    def __init__(
+        self, dims: Dims, layer: int, requests: int = 1, length: int = 320, fill: int = 0, toggles: str = ""
+    ) -> None:
         self.dims, self.layer, ratio = dims, layer, dims.compress_ratios[layer]
         self.weights = weights(dims, layer)
-        self.attention = Attention(dims, layer, dict(self.weights), RopeTable(dims, ratio))
+        self.markers, switches = Markers(), ToggleSet.parse(toggles)
+        self.attention = Attention(dims, layer, dict(self.weights), RopeTable(dims, ratio), switches, self.markers)
+        # A step of these tests may have more rows than a step of the engine.
+        wide = dims.with_changes(max_num_batched_tokens=max(dims.max_num_batched_tokens, requests * length))
+        self.rows = IndexRows(wide, switches, self.markers, "cpu") if ratio > 4 else None
         self.workspace = Workspace()
         formats = KvGeometry.of(dims, 0).formats
         state = "c4_state" if ratio == 4 else "c128_state"
@@ -85,6 +94,7 @@ class CachedLayer:
             index_keys=pages("c4_index") if indexed else None,
             state=pages(state) if ratio else None,
             index_state=pages("c4_index_state") if indexed else None,
+            index_rows=self.rows,
         )
 
     def contents(self) -> dict[str, Tensor]:
@@ -94,5 +104,12 @@ class CachedLayer:
         rows = requests or [0] * len(positions)
         return build_step([0] * len(positions), positions, rows, decodes, self.tables, self.shape, torch.device("cpu"))
 
+    def forward(self, cell: list[Tensor], step: Step, workspace: Workspace | None = None) -> Tensor:
+        """What the target does with a step: its index rows, then the layer."""
+        workspace = workspace or self.workspace
+        if self.rows is not None:
+            self.rows.build(step, workspace)
+        return self.attention.forward(cell, step, self.pages, workspace)
+
     def run(self, x: Tensor, positions: list[int], requests: list[int] | None = None, decodes: int = 0) -> Tensor:
-        return self.attention.forward([x.clone()], self.step(positions, requests, decodes), self.pages, self.workspace)
+        return self.forward([x.clone()], self.step(positions, requests, decodes))

@@ -1,0 +1,176 @@
+"""Rows of dense compressed indices: which entries each token of a step reads, built once a step for all layers.
+
+Decode rows hold global slots, prefill rows local indices that each dense layer maps for itself, as vLLM does on its
+packed path. Persistent buffers, allocated with the pages. Source: deepseek_v4_dspark.md sections 3.4 and 3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from impl.dims import Dims
+from impl.engine.recording import CaptureError, Recorder
+from impl.engine.step import Step
+from impl.handshake import Markers
+from impl.ops.index_map import fill_local, to_global
+from impl.ops.workspace import Workspace
+from impl.toggles import ToggleSet
+
+SHARED, IN_PLACE = "c128a_topk_shared", "c128_indices_in_place"
+DOUBLE_MAP, ROW_CORRUPT = "c128_double_map", "c128_row_corrupt"
+
+
+class GlobalRows(NamedTuple):
+    """What a dense layer reads: global slots by token."""
+
+    decode: Tensor
+    """int32 [n_decode, W]: slots, -1 where there is none"""
+    prefill: Tensor
+    """int32 [N - n_decode, W]"""
+    lens: Tensor
+    """int32 [N]: how many slots of each row count"""
+    columns: Tensor
+    """int32 [W]: 0..W-1"""
+
+    def copy(self, part: slice, out: Tensor) -> None:
+        """The rows of tokens `part`, into `out` [n, W]."""
+        n_decode = self.decode.shape[0]
+        first, last = min(part.start, n_decode), min(part.stop, n_decode)
+        if last > first:
+            out[: last - first].copy_(self.decode[first:last])
+        if part.stop > last:
+            out[last - first :].copy_(self.prefill[part.start + last - first - n_decode : part.stop - n_decode])
+
+
+class IndexRows:
+    """The buffers of one engine and their content for the step being computed: `build` it before the layers run."""
+
+    def __init__(
+        self,
+        dims: Dims,
+        toggles: ToggleSet,
+        markers: Markers,
+        device: torch.device | str,
+        *,
+        mixed_graphs: bool = False,
+        local_readers: Sequence[int] = (),
+    ) -> None:
+        """`mixed_graphs`: whether a captured graph may hold decode and prefill rows. `local_readers`: dense layers that
+        take a path which reads local indices."""
+        self.ratio, self.markers = dims.large_ratio, markers
+        self.per_page = dims.block_tokens // self.ratio
+        shape = (dims.max_num_batched_tokens, dims.index_row_width)
+        self.columns = torch.arange(shape[1], dtype=torch.int32, device=device)
+        self.lens = torch.zeros(shape[0], dtype=torch.int32, device=device)
+        """Rows beyond the step's hold what earlier steps left: a reader takes its own rows only."""
+        self.shared = toggles.on(SHARED) and not mixed_graphs
+        if toggles.on(SHARED) and mixed_graphs:
+            markers.refuse(SHARED, "one captured graph mixes decode and prefill rows: it would freeze where they part")
+        self.decode = torch.full(shape, -1, dtype=torch.int32, device=device)
+        self.prefill = self.decode if self.shared else torch.full_like(self.decode, -1)
+        self.in_place = toggles.on(IN_PLACE) and not local_readers
+        if toggles.on(IN_PLACE) and local_readers:
+            markers.refuse(IN_PLACE, f"layers {', '.join(map(str, local_readers))} read local indices")
+        self.double_map = toggles.on(DOUBLE_MAP)
+        self.corrupt_every = int(toggles.argument(ROW_CORRUPT)) if toggles.on(ROW_CORRUPT) else 0
+        self.maps = 0
+        """Maps of prefill rows that layers have launched in this step."""
+        self._step: Step | None = None
+        self._mapped = False
+
+    @property
+    def nbytes(self) -> int:
+        buffers = 1 if self.shared else 2
+        return buffers * self.decode.nbytes + self.lens.nbytes + self.columns.nbytes
+
+    @torch.no_grad()
+    def build(self, step: Step, workspace: Workspace) -> None:
+        """Fill the rows of a step. What an earlier step left is gone: its layers must have run.
+
+        Raises CaptureError where a graph would freeze the place at which decode and prefill rows part.
+        """
+        n, n_decode = step.n_tokens, step.n_decode
+        self._step, self._mapped, self.maps = step, False, 0
+        decode, prefill = self._parts(step)
+        visible = step.visible[self.ratio]
+        for rows, part in ((decode, slice(0, n_decode)), (prefill, slice(n_decode, n))):
+            fill_local(self.columns, visible[part], rows, self.lens[part], workspace)
+            if self.corrupt_every:
+                self._corrupt(rows, step.positions[part], workspace)
+        table, of_token = step.block_tables["full"], step.request_rows[:n_decode]
+        to_global(decode, table, of_token, self.per_page, decode, self.lens[:n_decode], workspace)
+
+    def _parts(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Where decode rows are and where prefill rows are: exact parts of one buffer, or the fronts of two."""
+        n, n_decode = step.n_tokens, step.n_decode
+        if not self.shared:
+            return self.decode[:n_decode], self.prefill[: n - n_decode]
+        if 0 < n_decode < n and _capturing():
+            raise CaptureError(f"{SHARED}: a graph of {n_decode} decode and {n - n_decode} prefill rows freezes both")
+        self.markers.take(SHARED)
+        return self.decode[:n_decode], self.decode[n_decode:n]
+
+    def for_layer(self, step: Step, workspace: Workspace) -> GlobalRows:
+        """What one dense layer reads; its prefill rows are mapped into storage of their own, or once for all layers.
+
+        Raises RuntimeError for a step that was not built last.
+        """
+        decode, local = self._parts_of(step)
+        lens = self.lens[: step.n_tokens]
+        if not local.shape[0]:
+            return GlobalRows(decode, local, lens, self.columns)
+        if not self.in_place:
+            mapped = torch.empty(local.shape, dtype=torch.int32, device=local.device)
+            self._map(step, local, mapped, workspace)
+            return GlobalRows(decode, mapped, lens, self.columns)
+        if not self._mapped:
+            self._map(step, local, local, workspace)
+            self._mapped = True
+        self.markers.take(IN_PLACE)
+        return GlobalRows(decode, local, lens, self.columns)
+
+    def local(self, step: Step) -> Tensor:
+        """Prefill rows for a reader of local indices, int32 [N - n_decode, W]. RuntimeError if they are global now."""
+        _, prefill = self._parts_of(step)
+        if self._mapped:
+            raise RuntimeError("the prefill rows of this step are global already: name their local readers first")
+        return prefill
+
+    def _parts_of(self, step: Step) -> tuple[Tensor, Tensor]:
+        if self._step is not step:
+            raise RuntimeError("the index rows hold another step: build them before its layers run")
+        first = step.n_decode if self.shared else 0
+        return self.decode[: step.n_decode], self.prefill[first : first + step.n_tokens - step.n_decode]
+
+    def _map(self, step: Step, local: Tensor, out: Tensor, workspace: Workspace) -> None:
+        table, of_token = step.block_tables["full"], step.request_rows[step.n_decode :]
+        lens = self.lens[step.n_decode : step.n_tokens]
+        to_global(local, table, of_token, self.per_page, out, lens, workspace)
+        self.maps += 1
+        if self.double_map:
+            to_global(out, table, of_token, self.per_page, out, lens, workspace)
+            self.markers.take(DOUBLE_MAP)
+
+    def _corrupt(self, rows: Tensor, positions: Tensor, workspace: Workspace) -> None:
+        """The planted defect: the row of every Nth position names its first entry again and again."""
+        with workspace.scope():
+            hit = workspace.empty(rows.shape, torch.bool)
+            turn = torch.remainder(positions, self.corrupt_every, out=workspace.empty(positions.shape, torch.int64))
+            torch.logical_and(rows >= 0, (turn == self.corrupt_every - 1)[:, None], out=hit)
+            rows.masked_fill_(hit, 0)
+        self.markers.take(ROW_CORRUPT)
+
+
+def _capturing() -> bool:
+    """Whether operations are being recorded, on the CPU or on CUDA."""
+    if any(isinstance(mode, Recorder) for mode in _get_current_dispatch_mode_stack()):
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+__all__ = ["GlobalRows", "IndexRows"]
