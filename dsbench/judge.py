@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsbench.compare import compare
+from dsbench.effects import effects
 from dsbench.evidence import BootEvidence, gather
+from dsbench.looks import as_reached
 from dsbench.records import (
     EXIT_CODES,
     Additivity,
@@ -24,6 +26,7 @@ from dsbench.void import void_reasons
 
 def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
     """Judge every arm of a plan against its baseline by the rules of the design page."""
+    plan = as_reached(plan, records)
     boots = gather(plan, records)
     usable = [boot for boot in boots if boot.ok and boot.planned.phase == "measured"]
     rows = [row for arm in plan.arms[1:] for row in _rows(plan, usable, arm)]
@@ -43,6 +46,7 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
         rows=rows,
         void=void,
         additivity=additivity,
+        effects=[] if void else effects(plan, usable),
         notes=[
             *plan.notes,
             *_declared_notes(plan, usable),

@@ -17,7 +17,7 @@ from dsbench.errors import InputError
 from dsbench.fit import Fitted, fit
 from dsbench.matrices import BASELINE, Kind, Matrix, design, name_of
 from dsbench.metrics import metric
-from dsbench.records import Arm, Plan, PlannedBoot
+from dsbench.records import ALPHA, EQUIVALENCE_CONFIDENCE, Arm, Look, Plan, PlannedBoot
 from dsbench.suite import Suite
 from impl.dims import Dims
 from impl.toggles import REGISTRY, ToggleError, ToggleSet, find
@@ -36,6 +36,7 @@ def plan_experiment(
     speculative: str | None = None,
     engine_args: Sequence[str] = (),
     blocks: int | None = None,
+    until_resolved: int | None = None,
     seed: int = 0,
     controls: bool = False,
     now: datetime | None = None,
@@ -44,7 +45,8 @@ def plan_experiment(
 
     Without a matrix each toggle runs alone and, if there are several, all of them together. `toggles` are names, or
     `name=off` for a correctness toggle. `alike` lets arms be the same, as an A/A experiment needs. `engine_args` are
-    given to every boot, and so is `speculative`, the method of arms that name none. Raises InputError for a
+    given to every boot, and so is `speculative`, the method of arms that name none. `until_resolved` is the most
+    blocks of an experiment that stops at the first look with an answer. Raises InputError for a
     combination that cannot be run.
     """
     _check_lengths(suite, dims)
@@ -66,6 +68,7 @@ def plan_experiment(
         method, why = _method(factors, speculative)
         planned = [arm.model_copy(update={"speculative": method}) for arm in planned]
         notes += why
+    blocks = blocks if until_resolved is None else until_resolved
     n_blocks = suite.blocks if blocks is None else blocks
     if n_blocks < 1:
         raise InputError(f"blocks must be at least 1, got {n_blocks}")
@@ -97,6 +100,7 @@ def plan_experiment(
         guards=fitted.guards,
         drift_controls=fitted.drift_controls,
         timeouts=suite.timeouts,
+        looks=_looks(until_resolved),
         notes=[*notes, *fitted.notes],
     )
 
@@ -257,6 +261,17 @@ def _order(arms: list[str], blocks: int, warmups: int, seed: int) -> list[Planne
         PlannedBoot(number=number, arm=arm, block=block, phase="warm-up" if block is None else "measured")
         for number, (arm, block) in enumerate(sequence, start=1)
     ]
+
+
+def _looks(most: int | None) -> list[Look]:
+    if most is None:
+        return []
+    from dsbench.looks import plan_looks
+
+    looks = plan_looks(most, ALPHA, EQUIVALENCE_CONFIDENCE)
+    if not looks:
+        raise InputError(f"--until-resolved {most}: no test of so few blocks could say improved or regressed; take 6")
+    return looks
 
 
 def _check_lengths(suite: Suite, dims: Dims) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from dsbench.effects import MetricEffects
 from dsbench.matrices import Matrix
 from dsbench.metrics import Kind, Metric
 from dsbench.suite import Probes, Timeouts, Until
@@ -13,6 +14,9 @@ from dsbench.suite import Probes, Timeouts, Until
 Phase = Literal["warm-up", "measured"]
 Word = Literal["improved", "regressed", "equivalent", "inconclusive", "void", "not-run"]
 Value = int | float | str | list[int]
+
+ALPHA = 0.05
+EQUIVALENCE_CONFIDENCE = 0.90
 
 EXIT_CODES: dict[str, int] = {"improved": 0, "equivalent": 0, "regressed": 1, "inconclusive": 3, "void": 4}
 
@@ -76,6 +80,15 @@ class PlannedBoot(_Noun):
         return f"{self.number:02d}-{self.arm}"
 
 
+class Look(_Noun):
+    """One moment at which an experiment may stop early."""
+
+    blocks: int
+    alpha: float
+    """Level of the two-sided test at this look."""
+    equivalence_confidence: float
+
+
 class Plan(_Noun):
     """Everything decided before the first boot; the verdict is a function of this and the records."""
 
@@ -104,10 +117,12 @@ class Plan(_Noun):
     guards: list[str]
     drift_controls: list[str]
     timeouts: Timeouts
-    alpha: float = 0.05
+    alpha: float = ALPHA
     """Level of the two-sided test for improved and regressed."""
-    equivalence_confidence: float = 0.90
+    equivalence_confidence: float = EQUIVALENCE_CONFIDENCE
     """Confidence of the interval that must lie inside the margin for equivalent."""
+    looks: list[Look] = []
+    """When the experiment may stop before its last block; empty where the number of blocks is fixed."""
     notes: list[str]
     """What the plan decided on its own, such as toggles that it turned on in both arms."""
 
@@ -341,4 +356,6 @@ class ExperimentVerdict(_Noun):
     rows: list[Verdict]
     void: list[VoidReason]
     additivity: list[Additivity]
+    effects: list[MetricEffects] = []
+    """Of matrices that tell more than each arm against the baseline."""
     notes: list[str]

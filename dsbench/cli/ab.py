@@ -25,12 +25,27 @@ if TYPE_CHECKING:
 @arm_options
 @suite_options
 @click.option("--blocks", type=COUNT, metavar="N", help="Blocks, in place of the suite's.")
+@click.option(
+    "--until-resolved",
+    type=COUNT,
+    metavar="MAX",
+    help="Stop at the first look with an answer, after at most MAX blocks; all looks together err in 5 %.",
+)
 @build_options
 @out_option
 @click.option("--resume", metavar="RESULT", help="Go on with a stopped experiment; finished boots are kept.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.pass_context
-def ab(ctx: click.Context, /, blocks: int | None, out: Path, resume: str | None, as_json: bool, **asked: Any) -> int:
+def ab(
+    ctx: click.Context,
+    /,
+    blocks: int | None,
+    until_resolved: int | None,
+    out: Path,
+    resume: str | None,
+    as_json: bool,
+    **asked: Any,
+) -> int:
     """Measure arms against the baseline, in fresh boots, and judge.
 
     \b
@@ -50,7 +65,9 @@ def ab(ctx: click.Context, /, blocks: int | None, out: Path, resume: str | None,
         _refuse_beside_resume(ctx)
         folder = resolve(resume, out)
         return run(load_plan(folder), folder, as_json).exit_code
-    plan = Asked(**asked).plan(blocks=blocks)
+    if blocks is not None and until_resolved is not None:
+        raise InputError("--blocks and --until-resolved: the number of blocks is fixed, or it is not; give one")
+    plan = Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved)
     folder = create(plan, out)
     with nothing_left_if_refused(folder):
         return run(plan, folder, as_json).exit_code
@@ -67,20 +84,17 @@ def _refuse_beside_resume(ctx: click.Context) -> None:
 
 def run(plan: Plan, folder: Path, as_json: bool) -> ExperimentVerdict:
     """Say what differs, run what is left of the plan, judge it, store the verdict and show it."""
-    from dsbench.execute import execute
-    from dsbench.judge import judge
     from dsbench.report.table import declared_lines, print_report
-    from dsbench.store import load_records, save_verdict
+    from dsbench.store import save_verdict
 
     for line in (*declared_lines(plan), *(f"note: {note}" for note in plan.notes)):
         click.echo(line, err=True)
     try:
         with terminate_like_interrupt():
-            execute(plan, folder)
+            verdict = _judged(plan, folder)
     except KeyboardInterrupt:
         click.echo(f"stopped; go on with: dsbench ab --resume {folder}", err=True)
         raise
-    verdict = judge(plan, load_records(folder)[0])
     save_verdict(folder, verdict)
     if as_json:
         click.echo(verdict.model_dump_json(indent=2))
@@ -88,6 +102,25 @@ def run(plan: Plan, folder: Path, as_json: bool) -> ExperimentVerdict:
         print_report(plan, verdict)
         click.echo(f"stored in {folder}")
     return verdict
+
+
+def _judged(plan: Plan, folder: Path) -> ExperimentVerdict:
+    """The verdict after the last block, or after the first look that resolves it."""
+    from dsbench.execute import execute
+    from dsbench.judge import judge
+    from dsbench.looks import at_look, looks_reached
+    from dsbench.store import load_records
+
+    for look in range(1, len(plan.looks)):
+        if looks_reached(plan, load_records(folder)[0]) > look:
+            continue
+        execute(at_look(plan, look), folder)
+        verdict = judge(plan, load_records(folder)[0])
+        click.echo(f"look {look} of {len(plan.looks)}: {verdict.word}", err=True)
+        if verdict.word != "inconclusive":
+            return verdict
+    execute(plan, folder)
+    return judge(plan, load_records(folder)[0])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dsbench.records import Arm, ExperimentVerdict, Plan, Verdict
+from dsbench.report.effects import effect_lines
 
 PIPE_WIDTH = 200
 """Columns when the output is no terminal: no figure is cut."""
@@ -44,6 +45,8 @@ def print_report(plan: Plan, verdict: ExperimentVerdict, console: Console | None
         for told in (*_expected_lines(rows), *_interval_lines(rows), *_power_lines(rows)):
             line(f"  {told}")
     for told in _additivity_lines(verdict):
+        line(f"  {told}")
+    for told in effect_lines(verdict.effects):
         line(f"  {told}")
     for note, mark in footnotes.items():
         line(f"  [{mark}] {note}")
