@@ -70,6 +70,9 @@ _METRICS = (
     _kv("persistent_bytes", "B", "down", "bytes of buffers that live as long as the engine, workspace apart"),
     _kv("workspace_bytes", "B", "down", "bytes of the persistent workspace for temporaries"),
     _kv("peak_activation_bytes", "B", "down", "most bytes of activations alive at once in the profile step"),
+    _kv("runtime_peak_bytes", "B", "down", "most bytes of serving operations that no profile runs, beside the KV line"),
+    _kv("resident_bytes", "B", "down", "bytes of all that stays, buffers after the profile included; no pages, no graphs"),
+    _kv("index_maps_per_step", "maps", "down", "maps of dense compressed indices that a step of prefills launches"),
     _kv("non_torch_bytes", "B", "down", "bytes the device gave to something other than the allocator"),
     _kv("blocks", "blocks", "up", "KV blocks that fit"),
     _kv("tokens", "tokens", "up", "KV tokens, derived from the blocks"),
@@ -82,6 +85,15 @@ _METRICS = (
     _accept("length", "tok/round", 0.02, "tokens a round emits, bonus included: 1 + accepted / rounds"),
     _accept("per_position", "share", 0.01, "rounds that accepted draft k and all before it"),
     _accept("conditional", "share", 0.01, "rounds that accepted draft k, of those that accepted all before it"),
+    Metric(
+        key="moe.sp_active",
+        unit="flag",
+        better="up",
+        kind="exact",
+        margin=0.0,
+        scope="process",
+        summary="1 where the MoE layers run sequence-parallel",
+    ),
     _item("output_law", "prompts whose sampled tokens follow the target's own law, chi-square with Holm at 0.001"),
 )
 

@@ -142,7 +142,8 @@ class Probes(_Table):
         """Metric keys that one probe of this suite reports when it has run."""
         if name == "kv":
             return ["kv.available_bytes", "kv.weights_bytes", "kv.persistent_bytes", "kv.workspace_bytes",
-                    "kv.peak_activation_bytes", "kv.non_torch_bytes", "kv.blocks", "kv.tokens",
+                    "kv.peak_activation_bytes", "kv.runtime_peak_bytes", "kv.resident_bytes",
+                    "kv.index_maps_per_step", "kv.non_torch_bytes", "kv.blocks", "kv.tokens",
                     "kv.max_concurrency"]  # fmt: skip
         if name == "decode" and self.decode:
             return [f"decode.tps.c{streams}" for streams in self.decode.streams]

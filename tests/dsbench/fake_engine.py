@@ -183,7 +183,7 @@ def write_files(args: argparse.Namespace) -> None:
     if FAULT == "toggles-ignored":
         facts["toggles"] = []
     handshake.conditions(facts)
-    peak, persistent = 10_000_000, 5_000_000
+    peak, persistent, runtime_peak, resident = 10_000_000, 5_000_000, 3_000_000, 7_000_000
     for name in toggles.names():
         toggle = REGISTRY[name]
         if FAULT != "no-marker":
@@ -191,6 +191,8 @@ def write_files(args: argparse.Namespace) -> None:
         saved = toggle.expected_bytes(dims) if toggle.expected_bytes and FAULT != "no-saving" else 0
         peak -= saved if toggle.primary == "kv.peak_activation_bytes" else 0
         persistent -= saved if toggle.primary == "kv.persistent_bytes" else 0
+        runtime_peak -= saved if toggle.primary == "kv.runtime_peak_bytes" else 0
+        resident -= saved if toggle.primary in ("kv.persistent_bytes", "kv.resident_bytes") else 0
     if FAULT == "refused":
         markers.taken.clear()
         markers.refuse("mhc_input_reuse", "y has another reference")
@@ -205,6 +207,9 @@ def write_files(args: argparse.Namespace) -> None:
         "persistent_bytes": persistent,
         "workspace_bytes": 0,
         "peak_activation_bytes": peak,
+        "runtime_peak_bytes": runtime_peak,
+        "resident_bytes": resident,
+        "index_maps_per_step": 1,
         "non_torch_bytes": None,
         "available_bytes": available,
         "blocks": available // 65_536,

@@ -15,7 +15,11 @@ from impl.dims import PICO
 from impl.toggles import REGISTRY
 
 NOW = datetime(2025, 5, 1, 10, 11, 12, tzinfo=UTC)
-FREE = [name for name, toggle in REGISTRY.items() if toggle.kind == "optimization" and not toggle.requires]
+FREE = [
+    name
+    for name, toggle in REGISTRY.items()
+    if toggle.kind == "optimization" and not toggle.requires and "embedded" in toggle.engines
+]
 
 
 def make(*toggles, suite="kv", dims=PICO, **options):

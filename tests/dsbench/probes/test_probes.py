@@ -120,15 +120,15 @@ def test_the_first_whole_number(text, number):
 
 
 PROFILE = dict.fromkeys(
-    ("available_bytes", "weights_bytes", "persistent_bytes", "workspace_bytes", "peak_activation_bytes", "blocks",
-     "tokens", "max_concurrency"), 5,
+    ("available_bytes", "weights_bytes", "persistent_bytes", "workspace_bytes", "peak_activation_bytes",
+     "runtime_peak_bytes", "resident_bytes", "index_maps_per_step", "blocks", "tokens", "max_concurrency"), 5,
 ) | {"non_torch_bytes": None}  # fmt: skip
 
 
 def test_kv_reads_every_rank_and_keeps_unknown_unknown(probe):
     readings, sent = probe(kv, profiles={0: PROFILE, 1: PROFILE})
     assert sent == []
-    assert len(readings) == 18
+    assert len(readings) == 24
     assert {reading.rank for reading in readings} == {0, 1}
     assert {r.value for r in readings if r.metric == "kv.non_torch_bytes"} == {None}
 
