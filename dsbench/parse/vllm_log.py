@@ -7,23 +7,29 @@ records by their counts, never by the mean of their rates.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from dsbench.parse.lines import Line, read_lines
 from dsbench.parse.prometheus import FEW_DRAFTS
 
 COLLAPSED_LENGTH = 1.5
 """A mean acceptance length below this is a draft that does not work."""
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+RECORD_LINES = 8
+"""Lines that one record may be wrapped over."""
+
+RECORD_CHARACTERS = 4_000
+"""Longest record; one at the depth of 99 is shorter."""
+
 _RECORD = re.compile(r"(SpecDecoding metrics|Speculative metrics):")
 _NUMBER = r"\s*(\d+(?:\.\d+)?)"
 _RATE = re.compile(rf"[Dd]raft acceptance rate:{_NUMBER}(\s*%)?")
 _POSITIONS = re.compile(r"Per-position acceptance rate:\s*(\d\.\d+(?:,\s*\d\.\d+)*)")
 _ENGINE = re.compile(
     rf"(?:(\d\d-\d\d \d\d:\d\d:\d\d) \S+ )?Engine \d+: Avg prompt throughput:{_NUMBER} tokens/s,"
-    rf" Avg generation throughput:{_NUMBER} tokens/s, Running:{_NUMBER} reqs, Waiting:{_NUMBER} reqs([^\n]*)"
+    rf" Avg generation throughput:{_NUMBER} tokens/s, Running:{_NUMBER} reqs, Waiting:{_NUMBER} reqs(.*)"
 )
 
 
@@ -121,11 +127,27 @@ class EngineWindow:
     mm_cache_hit_fraction: float | None
 
 
-def spec_records(text: str) -> list[SpecRecord]:
+def _record_texts(lines: Iterable[Line]) -> Iterator[str]:
+    """The text of every record: from its name to the next record, in the few lines that it can fill."""
+    open_record: list[str] = []
+    for line in lines:
+        starts = [found.start() for found in _RECORD.finditer(line.text)] if " metrics:" in line.text else []
+        if starts and open_record:
+            yield " ".join([*open_record, line.text[: starts[0]]])[:RECORD_CHARACTERS]
+            open_record = []
+        for start, end in pairwise(starts):
+            yield line.text[start:end][:RECORD_CHARACTERS]
+        if starts:
+            open_record = [line.text[starts[-1] :]]
+        elif open_record and len(open_record) < RECORD_LINES:
+            open_record.append(line.text)
+    if open_record:
+        yield " ".join(open_record)[:RECORD_CHARACTERS]
+
+
+def spec_records(log: str | Sequence[Line]) -> list[SpecRecord]:
     """Every speculative record, in order; a record may be wrapped over several lines."""
-    text = _ANSI.sub("", text)
-    starts = [match.start() for match in _RECORD.finditer(text)]
-    return [_spec_record(text[start:end]) for start, end in pairwise([*starts, len(text)])]
+    return [_spec_record(part) for part in _record_texts(_lines(log))]
 
 
 def combine(records: Iterable[SpecRecord]) -> SpecTotals | None:
@@ -140,7 +162,7 @@ def combine(records: Iterable[SpecRecord]) -> SpecTotals | None:
     )
 
 
-def engine_windows(text: str) -> list[EngineWindow]:
+def engine_windows(log: str | Sequence[Line]) -> list[EngineWindow]:
     """Every throughput line, in order."""
     return [
         EngineWindow(
@@ -153,8 +175,15 @@ def engine_windows(text: str) -> list[EngineWindow]:
             prefix_cache_hit_fraction=_percent("Prefix cache hit rate", found[6]),
             mm_cache_hit_fraction=_percent("MM cache hit rate", found[6]),
         )
-        for found in _ENGINE.finditer(_ANSI.sub("", text))
+        for line in _lines(log)
+        if "Avg prompt throughput" in line.text
+        for found in _ENGINE.finditer(line.text)
     ]
+
+
+def _lines(log: str | Sequence[Line]) -> Iterable[Line]:
+    """The lines of a text, or those that were read before."""
+    return read_lines(log) if isinstance(log, str) else log
 
 
 def _spec_record(text: str) -> SpecRecord:
