@@ -34,6 +34,7 @@ class Entry:
 COMMANDS: dict[str, Entry] = {
     "ab": Entry("dsbench.cli.ab:ab", "Measure arms against the baseline, in fresh boots, and judge."),
     "doctor": Entry("dsbench.cli.doctor:doctor", "Check whether this machine can run an experiment."),
+    "inspect": Entry("dsbench.cli.inspect:inspect", "Say what a server's log or metrics page tells."),
     "judge": Entry("dsbench.cli.judge:judge", "Judge a stored experiment again from its records."),
     "kv": Entry("dsbench.cli.kv:kv", "Turn KV bytes into blocks, tokens and concurrency."),
     "show": Entry("dsbench.cli.show:show", "Show a stored experiment's table and verdict."),
