@@ -1,0 +1,1 @@
+"""The review's questions about this tree as executable checks."""

@@ -1,0 +1,216 @@
+"""Captured functions: what capture costs, whether replay covers them, and what runs beside a replay.
+
+A replay runs no Python: state that only Python keeps goes stale, and work left outside a graph is launched one by one.
+So a replaying engine, its graphs' memory poisoned before each replay, must leave the tokens and the cache of an eager
+one; around a replay only inputs may move. The seams must trace without a graph break. Source: source_pr.md section 8.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from impl.audit import trial
+from impl.audit.dead_readers import patched
+from impl.audit.report import Finding, NotRun, Outcome
+from impl.audit.source import place
+from impl.engine.draft_replay import DraftReplay
+from impl.engine.graphs import GraphCache, Replay
+from impl.engine.runner import Runner
+from impl.engine.tape import Tape
+from impl.engine.target_replay import TargetReplay
+from impl.ops import mhc
+
+MOVES = {
+    "alias", "as_strided", "cat", "copy_", "detach", "expand", "lift_fresh", "lift_fresh_copy", "select", "slice",
+    "split", "stack", "t", "unbind", "unsqueeze", "view", "_to_copy", "_unsafe_view",
+}  # fmt: skip
+"""What may run beside a replay: views, and copies of its inputs."""
+
+Traced = Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]
+"""Functions to trace, with arguments."""
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by where they run: in a replay, in the call around it, or elsewhere in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where = "step"
+        self.counts: dict[str, Counter[str]] = {"step": Counter(), "call": Counter(), "replay": Counter()}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[self.where][func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def at(self, where: str) -> Iterator[None]:
+        before, self.where = self.where, where
+        try:
+            yield
+        finally:
+            self.where = before
+
+    def around(self, where: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            with self.at(where):
+                return fn(*args, **kwargs)
+
+        return counted
+
+
+def check(toggles: str = "", traced: Traced | None = None) -> Outcome:
+    expected = _outcome(trial.run(trial.boot(toggles)) if toggles else trial.baseline()[1])
+    replaying = trial.boot(toggles, pages=False, eager=False, capture="rounds")
+    start = time.monotonic()
+    replaying.allocate_pages()
+    seconds = time.monotonic() - start
+    caches = _caches(replaying)
+    operations = Operations()
+    with ExitStack() as stack:
+        for owner, name in ((DraftReplay, "propose"), (TargetReplay, "run")):
+            stack.enter_context(patched(owner, name, operations.around("call", getattr(owner, name))))
+        for _, _, replay in caches:
+            replay._launch = operations.around("replay", _poisoned_first(replay))
+        stack.enter_context(operations)
+        got = _outcome(trial.run(replaying))
+    replays = sum(replay.replays for _, _, replay in caches)
+    if not replays:
+        raise NotRun("the trial has replayed nothing")
+    beside = operations.counts["call"]
+    work = {name: count for name, count in beside.items() if name not in MOVES}
+    findings: list[Finding] = []
+    differs = trial.difference(expected, got)
+    if differs:
+        findings.append(
+            Finding(
+                "replay-differs",
+                f"replayed, its memory poisoned before: {differs} differ from eager",
+                place(GraphCache.get_or_capture),
+                "state that a replay must follow goes into a persistent buffer by copy_, never into an attribute",
+            )
+        )
+    if work:
+        what = ", ".join(f"{name} x{count}" for name, count in sorted(work.items()))
+        findings.append(
+            Finding(
+                "work-outside-graph",
+                f"beside {replays} replays run {what}",
+                f"{place(DraftReplay.propose)}, {place(TargetReplay.run)}",
+                "move it into the captured function, or out of the round",
+            )
+        )
+    broken, breaks = _graph_breaks(seams() if traced is None else traced)
+    findings += broken
+    steps = [len(tape.steps) for _, _, replay in caches if (tape := _tape(replay)) is not None]
+    return Outcome(
+        tuple(findings),
+        {
+            "graphs captured": ", ".join(f"{name} {size}" for name, size, _ in caches),
+            "capture seconds": round(seconds, 2),
+            "operations in tapes": sum(steps),
+            "replays": replays,
+            "operations replayed": operations.counts["replay"].total(),
+            "copies and views beside replays": sum(beside.values()) - sum(work.values()),
+            "other operations beside replays": sum(work.values()),
+            "operations of the rest of the steps": operations.counts["step"].total(),
+            "graph breaks": breaks,
+        },
+    )
+
+
+def seams() -> Traced:
+    """The seam with and without reuse, and the fused finals, on the large-token path."""
+    n, hc, hidden = 32, 4, 64
+    gen = torch.Generator().manual_seed(0)
+
+    def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=gen).to(dtype)
+
+    residual, y = random(n, hc, hidden, dtype=torch.bfloat16), random(n, hidden, dtype=torch.bfloat16)
+    post, comb, out = random(n, hc), random(n, hc, hc), torch.zeros_like(y)
+    rows = hc * (hc + 2)
+    weights = mhc.SeamWeights(random(rows, hc * hidden), random(3), random(rows), random(hidden), 1e-6, 1e-6, 6)
+    head = mhc.HeadWeights(random(hc, hc * hidden), random(1), random(hc), 1e-6, 1e-6)
+
+    def reusing(residual: Tensor, y: Tensor) -> mhc.SeamOutput:
+        return mhc.seam(residual, y, post, comb, weights, residual_out=residual, input_out=y)
+
+    return {
+        "mhc.seam": (mhc.seam, (residual, y, post, comb, weights)),
+        "mhc.seam, reusing both": (reusing, (residual.clone(), y.clone())),
+        "mhc.post_mean": (mhc.post_mean, (residual, y, post, comb, out)),
+        "mhc.post_head": (mhc.post_head, (residual, y, post, comb, head, out)),
+    }
+
+
+def _graph_breaks(traced: Traced) -> tuple[list[Finding], int]:
+    """Findings for functions that do not trace in one graph, and how many breaks there are."""
+    import torch._dynamo  # seconds of import, so not for those who do not trace
+
+    findings, breaks = [], 0
+    for name, (fn, args) in traced.items():
+        torch._dynamo.reset()
+        try:
+            explained: Any = torch._dynamo.explain(fn)(*args)
+        except Exception as error:
+            raise NotRun(f"{name} could not be traced: {type(error).__name__}: {error}") from error
+        breaks += explained.graph_break_count
+        if explained.graph_break_count:
+            what = f"{name} breaks into {explained.graph_count} graphs"
+            mend = "keep host reads, prints and data-dependent branches out of it"
+            findings.append(Finding("graph-break", what, place(fn), mend))
+    torch._dynamo.reset()
+    return findings, breaks
+
+
+def _caches(runner: Runner) -> list[tuple[str, int, Replay]]:
+    """(whose, batch size, replay) of every captured graph."""
+    assert runner.rounds is not None
+    found: list[tuple[str, int, Replay]] = []
+    for name, owner in (("draft", runner.rounds.proposer.replay), ("target", runner.target_replay)):  # type: ignore[union-attr]
+        if owner is None:
+            raise NotRun(f"the engine has captured nothing of the {name}")
+        found += [(name, size, owner.graphs.get_or_capture(size, _never)) for size in owner.sizes]
+    return found
+
+
+def _never() -> None:
+    raise AssertionError("captured already")
+
+
+def _poisoned_first(replay: Replay) -> Callable[[], None]:
+    launch, poison = replay._launch, replay.poison
+    assert poison is not None
+
+    def run() -> None:
+        poison()
+        launch()
+
+    return run
+
+
+def _tape(replay: Replay) -> Tape | None:
+    for cell in getattr(replay._launch, "__closure__", None) or ():
+        inner = cell.cell_contents
+        for deeper in (inner, *(c.cell_contents for c in getattr(inner, "__closure__", None) or ())):
+            owner = getattr(deeper, "__self__", None)
+            if isinstance(owner, Tape):
+                return owner
+    return None
+
+
+def _outcome(trace: trial.Trace) -> trial.Trace:
+    """What an eager and a replaying engine both leave: tokens and cache. A replay does not pass the model's Python."""
+    return [(name, value) for name, value in trace if name.startswith(("tokens", "cache"))]
