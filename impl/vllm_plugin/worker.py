@@ -1,0 +1,238 @@
+"""What every vLLM worker writes into the boot's folder: conditions, KV profile in bytes, markers.
+
+Figures are the worker's own, read where vLLM computes them; log lines round them and only one rank prints them
+(kv_profile.md sections 5 and 6). A figure this version or platform does not have is None.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from impl.handshake import Handshake
+from impl.vllm_plugin import state
+from impl.vllm_plugin.conditions import conditions
+
+GPU_WORKER = "vllm.v1.worker.gpu_worker"
+CPU_WORKER = "vllm.v1.worker.cpu_worker"
+RUNNERS = {"vllm.v1.worker.gpu.model_runner": "GPUModelRunner", "vllm.v1.worker.gpu_model_runner": "GPUModelRunner"}
+FLUSH_S = 1.0
+
+
+class Report:
+    """One worker's files. The profile is written as soon as it is known and again when later steps add to it."""
+
+    def __init__(self, worker: Any, version: str) -> None:
+        parallel = worker.vllm_config.parallel_config
+        rank = worker.rank + (parallel.data_parallel_rank or 0) * parallel.world_size
+        self.handshake = Handshake.from_environment(rank)
+        self.worker = worker
+        self.version = version
+        self.profile: dict[str, Any] = {}
+        self._flushed: Any = None
+        self._writing = threading.Lock()
+        self._serving_from: int | None = None
+
+    def start(self) -> None:
+        self.handshake.conditions(conditions(self.worker, self.version))
+
+    def profiled(self, before: dict[str, int | None], available: int) -> None:
+        self.profile.update(profile(self.worker, before, available))
+        self.write()
+
+    def pages_allocated(self, kv_cache_config: Any) -> None:
+        """After pages and attention metadata exist: what else stays allocated beside the pages."""
+        tensors = getattr(kv_cache_config, "kv_cache_tensors", ())
+        kv_bytes = sum(tensor.size for tensor in tensors)
+        allocated, blocks = _allocator("memory_allocated"), getattr(kv_cache_config, "num_blocks", None)
+        self.profile.update(
+            blocks=blocks,
+            kv_bytes=kv_bytes,
+            block_bytes=kv_bytes // blocks if blocks else None,
+            resident_bytes=allocated - kv_bytes if allocated is not None else None,
+        )
+        self.write()
+
+    def graphs_captured(self, graph_bytes: Any) -> None:
+        self.profile["graph_bytes"] = int(graph_bytes or 0)
+        self.write()
+
+    def serving(self) -> None:
+        """From here on the allocator's peak is that of serving."""
+        self.profile.setdefault("graph_bytes", 0)
+        torch = _cuda()
+        if torch is not None:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self._serving_from = torch.cuda.memory_allocated()
+            self.profile["serving_allocated_bytes"] = self._serving_from
+        self.write()
+        threading.Thread(target=self._flush_for_ever, name="dsbench-markers", daemon=True).start()
+        atexit.register(self.flush)
+
+    def write(self) -> None:
+        with self._writing:
+            self.handshake.kv_profile(self.profile)
+            self.handshake.markers(state.markers)
+
+    def flush(self) -> None:
+        """Write what has changed since the last time."""
+        if self._serving_from is not None:
+            peak = _allocator("max_memory_allocated")
+            self.profile["runtime_peak_bytes"] = peak - self._serving_from if peak is not None else None
+        now = (state.markers.to_json(), self.profile.get("runtime_peak_bytes"))
+        if now != self._flushed:
+            self._flushed = now
+            self.write()
+
+    def _flush_for_ever(self) -> None:
+        while True:
+            time.sleep(FLUSH_S)
+            self.flush()
+
+
+_reports: dict[int, Report] = {}
+
+
+def _report(worker: Any, version: str) -> Report:
+    if id(worker) not in _reports:
+        _reports[id(worker)] = Report(worker, version)
+    return _reports[id(worker)]
+
+
+def profile(worker: Any, before: dict[str, int | None], available: int) -> dict[str, Any]:
+    """Bytes by component, after `determine_available_memory` has returned `available`."""
+    runner, cache = worker.model_runner, worker.vllm_config.cache_config
+
+    def figure(name: str, owner: Any = worker) -> int | None:
+        value = getattr(owner, name, None)
+        return int(value) if value is not None else None
+
+    allocated, parameters = before["allocated_bytes"], before["parameter_bytes"]
+    return {
+        "source": "pinned" if cache.kv_cache_memory_bytes else "vllm-memory-profiling",
+        "device": str(getattr(worker, "device", "unknown")),
+        "requested_bytes": figure("requested_memory"),
+        "weights_bytes": figure("model_memory_usage", runner),
+        "parameter_bytes": parameters,
+        "persistent_bytes": None if allocated is None or parameters is None else allocated - parameters,
+        "peak_activation_bytes": figure("peak_activation_memory"),
+        "non_torch_bytes": figure("non_torch_memory"),
+        "total_consumed_bytes": figure("total_consumed"),
+        "graph_estimate_bytes": figure("cudagraph_memory_estimate"),
+        "available_bytes": int(available),
+        "allocated_before_bytes": allocated,
+        "allocated_bytes": _allocator("memory_allocated"),
+        "allocator_peak_bytes": _allocator("max_memory_allocated"),
+        "initial_free_bytes": figure("free_memory", getattr(worker, "init_snapshot", None)),
+        "workspace_bytes": _workspace_bytes(),
+    }
+
+
+def _before_profile(worker: Any) -> dict[str, int | None]:
+    """Allocated bytes, and those of parameters and module buffers: the rest persists for other reasons."""
+    runner = worker.model_runner
+    speculator = getattr(runner, "speculator", None)
+    models = [getattr(runner, "model", None), getattr(speculator, "model", None)]
+    return {"allocated_bytes": _allocator("memory_allocated"), "parameter_bytes": _parameter_bytes(models)}
+
+
+def _parameter_bytes(models: Iterable[Any]) -> int | None:
+    storages: dict[int, int] = {}
+    for model in models:
+        if model is None or not hasattr(model, "parameters"):
+            continue
+        for tensor in (*model.parameters(), *model.buffers()):
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values()) if storages else None
+
+
+def _workspace_bytes() -> int | None:
+    manager = getattr(sys.modules.get("vllm.v1.worker.workspace"), "_manager", None)
+    buffers = getattr(manager, "_current_workspaces", None)
+    return None if buffers is None else sum(b.untyped_storage().nbytes() for b in buffers if b is not None)
+
+
+def _cuda() -> Any:
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _allocator(name: str) -> int | None:
+    torch = _cuda()
+    return int(getattr(torch.cuda, name)()) if torch is not None else None
+
+
+def patch_worker(module: ModuleType, version: str) -> None:
+    """Hook of a worker's module: wrap what its own class defines."""
+    cls = getattr(module, "Worker" if module.__name__ == GPU_WORKER else "CPUWorker")
+    for name, wrap in _WRAPPERS.items():
+        if name in vars(cls):
+            setattr(cls, name, wrap(vars(cls)[name], version))
+
+
+def patch_runner(module: ModuleType, version: str) -> None:
+    """Hook of a runner's module: graph bytes as the runner measures them."""
+    cls = getattr(module, RUNNERS[module.__name__], None)
+    if cls is None or not hasattr(cls, "capture_model"):
+        return
+    capture = cls.capture_model
+
+    @functools.wraps(capture)
+    def capture_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        graph_bytes = capture(self, *args, **kwargs)
+        if not kwargs.get("profile_only"):
+            for report in _reports.values():
+                report.graphs_captured(graph_bytes)
+        return graph_bytes
+
+    cls.capture_model = capture_model
+
+
+def _wrap_profile(determine: Callable[..., int], version: str) -> Callable[..., int]:
+    @functools.wraps(determine)
+    def determine_available_memory(self: Any) -> int:
+        report = _report(self, version)
+        report.start()
+        before = _before_profile(self)
+        available = determine(self)
+        report.profiled(before, available)
+        return available
+
+    return determine_available_memory
+
+
+def _wrap_pages(initialize: Callable[..., Any], version: str) -> Callable[..., Any]:
+    @functools.wraps(initialize)
+    def initialize_from_config(self: Any, kv_cache_config: Any) -> Any:
+        done = initialize(self, kv_cache_config)
+        _report(self, version).pages_allocated(kv_cache_config)
+        return done
+
+    return initialize_from_config
+
+
+def _wrap_warm_up(warm_up: Callable[..., Any], version: str) -> Callable[..., Any]:
+    @functools.wraps(warm_up)
+    def compile_or_warm_up_model(self: Any) -> Any:
+        done = warm_up(self)
+        _report(self, version).serving()
+        return done
+
+    return compile_or_warm_up_model
+
+
+_WRAPPERS = {
+    "determine_available_memory": _wrap_profile,
+    "initialize_from_config": _wrap_pages,
+    "compile_or_warm_up_model": _wrap_warm_up,
+}
+
+__all__ = ["CPU_WORKER", "GPU_WORKER", "RUNNERS", "Report", "patch_runner", "patch_worker", "profile"]
