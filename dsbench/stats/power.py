@@ -38,10 +38,19 @@ def visible(blocks: int, alpha: float, margin: float = 0.0) -> float | None:
     """
     if blocks < blocks_to_fire(alpha):
         return None
+    if not margin:
+        return _visible_without_margin(blocks, alpha)
     if blocks > SIMULATED_UP_TO:
         return _visible_by_t(1 / math.sqrt(blocks), blocks - 1, alpha, margin)
     to_reject, means = _shifts_needed(blocks, alpha)
     return float(np.quantile(np.maximum(to_reject, margin - means), POWER))
+
+
+@cache
+def _visible_without_margin(blocks: int, alpha: float) -> float:
+    if blocks > SIMULATED_UP_TO:
+        return _visible_by_t(1 / math.sqrt(blocks), blocks - 1, alpha, 0.0)
+    return float(np.quantile(_shifts_needed(blocks, alpha)[0], POWER))
 
 
 @cache
