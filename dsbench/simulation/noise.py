@@ -234,7 +234,8 @@ def answers(rng: Rng, noise: ItemNoise, chances: Floats, boots: int) -> Ints:
     shared = rng.standard_normal((boots, noise.clusters))[:, cluster_of(noise)]
     own = rng.standard_normal((boots, noise.items))
     luck = np.sqrt(noise.correlation) * shared + np.sqrt(1 - noise.correlation) * own
-    return (luck < ndtri(chances)).astype(np.int64)
+    right: Ints = (luck < ndtri(chances)).astype(np.int64)
+    return right
 
 
 def accepted_counts(rng: Rng, noise: DraftNoise, between: float, boots: int, shift: Floats | float = 0.0) -> Floats:
