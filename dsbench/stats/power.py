@@ -95,7 +95,8 @@ def smallest_effect_unblocked(
 
     None if the test cannot reach p <= alpha with so few boots.
     """
-    least = min(1.0, (2 if n_baseline == n_candidate else 1) / math.comb(n_baseline + n_candidate, n_baseline))
+    a, b = min(n_baseline, 30), min(n_candidate, 30)  # beyond, the test can fire, and the number of assignments is huge
+    least = min(1.0, (2 if n_baseline == n_candidate else 1) / math.comb(a + b, a))
     if min(n_baseline, n_candidate) < 2 or least > alpha:
         return None
     if sd <= 0:
