@@ -102,4 +102,3 @@ def _statistic(found: Sequence[Cell], n: int) -> tuple[float, int]:
     if not scale:
         return tail, 1
     return tail + sum((seen - scale * e) ** 2 / (scale * e) for seen, e in kept), max(len(kept), 1)
-

@@ -7,7 +7,7 @@ from math import ceil, sqrt
 
 from scipy.stats import fisher_exact, norm
 
-from dsbench.stats.boots import POWER
+from dsbench.stats.power import POWER
 from dsbench.stats.samples import Interval
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,9 +63,10 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     return float(result.pvalue)
 
 
-def level(statistic: NDArray[np.float64]) -> NDArray[np.float64]:
+def level(statistic: Any) -> NDArray[np.float64]:
     """Statistics of order 1 without the rounding of their sums, so that equal ones are counted as equal."""
-    return np.round(statistic, 9)
+    rounded: NDArray[np.float64] = np.round(statistic, 9)
+    return rounded
 
 
 def interval(differences: Sequence[float], confidence: float) -> Interval:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import comb
-from statistics import fmean
+from math import comb, fsum, sqrt
+from statistics import fmean, variance
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,19 +84,13 @@ def smallest_p(n_a: int, n_b: int) -> float:
     return min(1.0, 2.0 / comb(n_a + n_b, n_a))
 
 
-def boots_to_fire(alpha: float) -> int:
-    """Fewest boots an arm, the same in both, at which the tests can reach p <= alpha."""
-    boots = 1
-    while smallest_p(boots, boots) > alpha:
-        boots += 1
-    return boots
-
-
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
     """Two-sided p of the difference of the means over all assignments of boots to arms."""
     x, y = _finite(a), _finite(b)
     if len(x) + len(y) == 2 or not np.ptp([*x, *y]):
         return 1.0
+    if min(len(x), len(y)) == 1:
+        return _rank_p(x[0], y) if len(x) == 1 else _rank_p(y[0], x)
     assignments = comb(len(x) + len(y), len(x))
     scale = float(np.ptp([*x, *y]))
     result = permutation_test(
@@ -108,6 +102,12 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
         rng=np.random.default_rng(SEED),
     )
     return float(result.pvalue)
+
+
+def _rank_p(alone: float, others: NDArray[np.float64]) -> float:
+    """Of one boot against several: assignments differ in which boot is alone, so its rank is all there is."""
+    below, above = 1 + int((others <= alone).sum()), 1 + int((others >= alone).sum())
+    return min(1.0, 2.0 * min(below, above) / (len(others) + 1))
 
 
 def swap_differences(a: Sequence[float], b: Sequence[float]) -> NDArray[np.float64]:
@@ -131,6 +131,13 @@ def swap_differences(a: Sequence[float], b: Sequence[float]) -> NDArray[np.float
     return values
 
 
+def pooled_sd(*arms: Sequence[float]) -> float | None:
+    """Spread of boots within the arms; None if no arm has two."""
+    spread = [(len(arm) - 1, variance(arm)) for arm in arms if len(arm) > 1]
+    freedom = sum(degrees for degrees, _ in spread)
+    return sqrt(fsum(degrees * value for degrees, value in spread) / freedom) if freedom else None
+
+
 @dataclass(frozen=True)
 class Welch:
     """Welch's t test, for comparison only: it takes the boots for normal."""
@@ -148,9 +155,7 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Welch | None:
         return None
     result = ttest_ind(y, x, equal_var=False)
     wide, narrow = result.confidence_interval(0.95), result.confidence_interval(0.90)
-    return Welch(
-        float(result.pvalue), (float(wide.low), float(wide.high)), (float(narrow.low), float(narrow.high))
-    )
+    return Welch(float(result.pvalue), (float(wide.low), float(wide.high)), (float(narrow.low), float(narrow.high)))
 
 
 def _finite(values: Sequence[float]) -> NDArray[np.float64]:

@@ -1,0 +1,214 @@
+"""Readings in one JSON table, for `dsbench judge --from-table`: by arm, by single build, or by step of a ladder."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dsbench.errors import InputError
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Repeats = Annotated[list[Number], Field(min_length=1)]
+CacheState = Literal["cold", "warm", "unknown"]
+FREE_TEXT = ("name", "title", "note", "notes", "source", "why", "description")
+"""Keys for people, which are read past."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TableArm(BaseModel):
+    """One arm. Any other key is a setting, which has to be the same in every arm unless it is declared."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    boots: list[Number | Repeats | None] | None = Field(default=None, min_length=1)
+    """One reading a boot, or the repeats inside each boot; null is a boot without a reading."""
+    runs: list[Number] | None = Field(default=None, min_length=1)
+    """In place of boots, runs of a share of items."""
+    blocks: list[int] | None = None
+    """Block of each boot; with blocks the test pairs the arms inside them."""
+    compile_cache: list[CacheState | None] | None = None
+    """Cache state of each boot; cold boots are left out."""
+    logs: list[str] | None = None
+    """Log of each boot; no two boots share one."""
+    n_items: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _lengths(self) -> TableArm:
+        if (self.boots is None) == (self.runs is None):
+            raise ValueError("needs either boots or runs")
+        for name in ("blocks", "compile_cache", "logs"):
+            given = getattr(self, name)
+            if given is not None and len(given) != len(self.readings):
+                raise ValueError(f"{name} has {len(given)} entries for {len(self.readings)} readings")
+        if self.blocks and len(set(self.blocks)) < len(self.blocks):
+            raise ValueError(f"blocks names a block twice: {self.blocks}")
+        return self
+
+    @property
+    def readings(self) -> list[float | None]:
+        """One value a boot: repeats inside a boot are averaged, since the boot is the replicate."""
+        return [fmean(one) if isinstance(one, list) else _single(one) for one in self.boots or self.runs or ()]
+
+    @property
+    def repeats(self) -> int | None:
+        """Readings inside all boots together; None where every boot gave one."""
+        nested = [one for one in self.boots or () if isinstance(one, list)]
+        return sum(map(len, nested)) if nested else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        extra = {key: value for key, value in (self.model_extra or {}).items() if key not in FREE_TEXT}
+        return {**({"n_items": self.n_items} if self.n_items is not None else {}), **extra}
+
+
+def _single(one: Any) -> float | None:
+    return float(one) if isinstance(one, int | float) else None
+
+
+class SingleBoot(_Part):
+    """One boot of one build."""
+
+    build: int | str
+    available_kv_gib: Number
+    kv_tokens: int | None = Field(default=None, gt=0)
+
+
+class Step(_Part):
+    """One step of a ladder, read from one boot, or the mean of several."""
+
+    step: str
+    available_kv_gib: Number
+    kv_tokens: int | None = Field(default=None, gt=0)
+    max_concurrency: Number | None = None
+    max_model_len: int | None = Field(default=None, gt=0)
+    boots: int = Field(default=1, ge=1)
+
+
+class Table(_Part):
+    """One metric's readings, and what is known of how they were taken. The first arm is the baseline."""
+
+    metric: str
+    unit: str
+    higher_is_better: bool
+    replicate: Literal["boot", "run"] = "boot"
+    practical_margin: Number | None = Field(default=None, ge=0)
+    """In the unit. Without one nothing can be called equivalent."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    test: str | None = None
+    """Declared test, where it is the permutation test."""
+    arms: dict[str, TableArm] | None = None
+    boots: list[SingleBoot] | None = Field(default=None, min_length=2)
+    steps: list[Step] | None = Field(default=None, min_length=2)
+    conditions: dict[str, Any] = {}
+    """A value for all arms, or one an arm; the latter must agree unless declared."""
+    declared: list[str] = []
+    """Conditions and settings in which the arms are meant to differ."""
+    n_items: int | None = Field(default=None, gt=0)
+    noise_floor_gib: Number | None = Field(default=None, ge=0)
+    noise_model: str | None = None
+    """`exact: ...` for a quantity that repeats to the byte; it has to say that repeats were identical."""
+    predicted_released_mib: list[Number] | None = None
+    printed_resolution_gib: Number | None = Field(default=None, ge=0)
+    effects: list[Annotated[float, Field(gt=0)]] | None = None
+    """Effects, in the unit, for which the boots needed are wanted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_free_text(cls, content: Any) -> Any:
+        return {k: v for k, v in content.items() if k not in FREE_TEXT} if isinstance(content, dict) else content
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> Table:
+        shapes = [name for name in ("arms", "boots", "steps") if getattr(self, name) is not None]
+        if len(shapes) != 1:
+            raise ValueError(f"needs exactly one of arms, boots, steps; it has {', '.join(shapes) or 'none'}")
+        if self.arms is not None and len(self.arms) < 2:
+            raise ValueError("arms: a comparison needs two, the baseline first")
+        predicted = self.predicted_released_mib
+        if predicted is not None and (self.steps is None or len(predicted) != len(self.steps) - 1):
+            raise ValueError("predicted_released_mib: needs one figure for each step after the first")
+        if self.arms and any(arm.runs for arm in self.arms.values()) != all(arm.runs for arm in self.arms.values()):
+            raise ValueError("arms: all have boots, or all have runs")
+        return self
+
+    @property
+    def better(self) -> Literal["up", "down"]:
+        return "up" if self.higher_is_better else "down"
+
+    @property
+    def is_kv(self) -> bool:
+        return "kv" in self.metric.lower()
+
+    @property
+    def repeats_to_the_byte(self) -> bool:
+        """Declared exact, and repeats were seen to be identical: only then is one boot enough."""
+        text = (self.noise_model or "").lower()
+        return text.startswith("exact") and "identical" in text and "not identical" not in text
+
+    def items(self, arm: TableArm) -> int | None:
+        return arm.n_items if arm.n_items is not None else self.n_items
+
+
+def load_table(path: Path) -> Table:
+    """Read and check one table. InputError is one line with the place, the value and the mend."""
+    content = load_json(path)
+    try:
+        return Table.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{path}: {_explain(error, content)}") from None
+
+
+def load_json(path: Path) -> Any:
+    """The content of a JSON file, or one line that says why there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+
+
+def _explain(error: ValidationError, content: Any) -> str:
+    problems = error.errors(include_url=False)
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
+    # Parts in capitals or brackets are pydantic's names of alternatives, not keys of the file.
+    path = [part for part in first["loc"] if isinstance(part, int) or _in_file(str(part))]
+    where = ".".join(str(part) for part in path)
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(path[-1]), _keys(path), n=2, cutoff=0.5)
+        message = f"unknown key; {'did you mean ' + ' or '.join(near) if near else 'known: ' + ', '.join(_keys(path))}"
+    elif first["type"] == "missing":
+        message = "is missing"
+    elif first["type"] in ("dict_type", "model_type"):
+        message = "should be an object with keys"
+    else:
+        message = message[0].lower() + message[1:]
+        if not isinstance(first["input"], dict | list):
+            message += f", got {first['input']!r}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}{': ' if where else ''}{message}{more}"
+
+
+def _in_file(part: str) -> bool:
+    return not any(mark in part for mark in "[(") and part not in ("float", "int", "str", "list", "none")
+
+
+def _keys(path: list[int | str]) -> list[str]:
+    """Keys known at a place of the file."""
+    model: type[BaseModel] = Table
+    for part in path[:-1]:
+        if isinstance(part, str) and part in model.model_fields:
+            inner = get_args(get_args(model.model_fields[part].annotation)[0])
+            model = next((one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)), model)
+    return list(model.model_fields)
