@@ -82,16 +82,28 @@ def parse_arm(text: str) -> ArmSpec:
         toggles=tuple(filter(None, (part.strip() for part in values.get("toggles", "").split(",")))),
         args=_args(name, values.get("args", "")),
         env=_env(name, values.get("env", "")),
-        python=_python(f"--arm {name}: python", values["python"]) if "python" in values else None,
+        python=interpreter(f"--arm {name}: python", values["python"]) if "python" in values else None,
     )
 
 
 def two_environments(a: str | None, b: str | None) -> list[ArmSpec]:
     """Arms `a`, the baseline, and `b`: the same engine from two environments, say before and after a merge."""
     return [
-        ArmSpec("a", python=_python("--a-python", a) if a else None),
-        ArmSpec("b", python=_python("--b-python", b) if b else None),
+        ArmSpec("a", python=interpreter("--a-python", a) if a else None),
+        ArmSpec("b", python=interpreter("--b-python", b) if b else None),
     ]
+
+
+def interpreter(asked_as: str, text: str) -> str:
+    """The interpreter of an environment, from its folder or itself. Links are kept, since a venv's is one.
+
+    InputError, which says what it was asked as, if there is none.
+    """
+    path = Path(text).expanduser()
+    path = path / "bin" / "python" if path.is_dir() else path
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise InputError(f"{asked_as} {text}: no interpreter at {path}; name an environment's folder or its python")
+    return str(path.absolute())
 
 
 def declared_differences(baseline: ArmSpec, arm: ArmSpec) -> list[str]:
@@ -109,15 +121,6 @@ def declared_differences(baseline: ArmSpec, arm: ArmSpec) -> list[str]:
         if arm.env.get(key) != baseline.env.get(key):
             conditions += [f"env.{key}", *FOLLOWS.get(key, ())]
     return list(dict.fromkeys(conditions))
-
-
-def _python(asked_as: str, text: str) -> str:
-    """The interpreter of an environment, from its folder or itself; links are kept, since a venv's is one."""
-    path = Path(text).expanduser()
-    path = path / "bin" / "python" if path.is_dir() else path
-    if not path.is_file() or not os.access(path, os.X_OK):
-        raise InputError(f"{asked_as} {text}: no interpreter at {path}; name an environment's folder or its python")
-    return str(path.absolute())
 
 
 def _method(arm: str, method: str | None) -> str | None:

@@ -7,10 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from dsbench.effects import MetricEffects
+from dsbench.fingerprint import Fingerprint
+from dsbench.floors import Floor
 from dsbench.matrices import Matrix
 from dsbench.metrics import Kind, Metric
+from dsbench.rig import Rig
 from dsbench.suite import Probes, Timeouts, Until
 
+EngineName = Literal["embedded", "vllm", "command", "endpoint"]
 Phase = Literal["warm-up", "measured"]
 Word = Literal["improved", "regressed", "equivalent", "inconclusive", "void", "not-run"]
 Value = int | float | str | list[int]
@@ -54,11 +58,13 @@ class Arm(_Noun):
     """Environment variables of this arm."""
     python: str | None = None
     """Interpreter of this arm's engine; None is the one that runs the harness."""
+    url: str | None = None
+    """Running server of an `endpoint` arm."""
 
     @property
     def build(self) -> tuple[Any, ...]:
         """What the engine is made of, toggles apart."""
-        return (self.speculative, self.args, self.env, self.python)
+        return (self.speculative, self.args, self.env, self.python, self.url)
 
     @property
     def speculates(self) -> bool:
@@ -98,9 +104,11 @@ class Plan(_Noun):
     """Local time with its offset, ISO 8601."""
     harness_version: str
     suite: str
-    engine: Literal["embedded"]
+    engine: EngineName
     engine_args: list[str]
-    """Build arguments, the same for every arm."""
+    """Build arguments, the same for every arm; for vLLM the model and the flags of `vllm serve`."""
+    rig: Rig | None = None
+    """Commands, URL and paths of a `command` engine, their places not filled in."""
     dims: dict[str, Any]
     """Shape the engine is told to run, which it must report back."""
     seed: int
@@ -121,6 +129,10 @@ class Plan(_Noun):
     """Level of the two-sided test for improved and regressed."""
     equivalence_confidence: float = EQUIVALENCE_CONFIDENCE
     """Confidence of the interval that must lie inside the margin for equivalent."""
+    fingerprint: Fingerprint | None = None
+    """The machine that the plan was made on."""
+    floors: list[Floor] = []
+    """Floors of the baseline's build on that machine, as they were when the plan was made."""
     looks: list[Look] = []
     """When the experiment may stop before its last block; empty where the number of blocks is fixed."""
     notes: list[str]
@@ -204,6 +216,14 @@ class Counters(_OfBoot):
     values: dict[str, float]
 
 
+class Devices(_OfBoot):
+    """Memory, power, clocks and throttling of the accelerators beside a boot."""
+
+    record: Literal["devices"] = "devices"
+    moment: Literal["before", "after"]
+    values: dict[str, Any]
+
+
 class Observation(_OfBoot):
     """One reading."""
 
@@ -259,7 +279,8 @@ class BootEnded(_OfBoot):
 
 
 Record = (
-    Run | BootStarted | Conditions | Markers | KvProfile | Counters | Observation | Check | Finding | BootEnded
+    Run | BootStarted | Conditions | Markers | KvProfile | Counters | Devices | Observation | Check | Finding
+    | BootEnded
 )  # fmt: skip
 RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="record")])
 

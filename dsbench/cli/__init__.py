@@ -32,12 +32,14 @@ class Entry:
 
 
 COMMANDS: dict[str, Entry] = {
+    "aa": Entry("dsbench.cli.aa:aa", "Measure how far every metric moves when nothing changes, and store it."),
     "ab": Entry("dsbench.cli.ab:ab", "Measure arms against the baseline, in fresh boots, and judge."),
     "audit": Entry("dsbench.cli.audit:audit", "Check what the toggles rest on, by running the code."),
     "doctor": Entry("dsbench.cli.doctor:doctor", "Check whether this machine can run an experiment."),
     "inspect": Entry("dsbench.cli.inspect:inspect", "Say what a server's log or metrics page tells."),
     "judge": Entry("dsbench.cli.judge:judge", "Judge a stored experiment again from its records."),
     "kv": Entry("dsbench.cli.kv:kv", "Turn KV bytes into blocks, tokens and concurrency."),
+    "plan": Entry("dsbench.cli.plan:plan", "Say what an experiment would cost and could show, before it starts."),
     "show": Entry("dsbench.cli.show:show", "Show a stored experiment's table and verdict."),
     "simulate": Entry("dsbench.cli.simulate:simulate", "Simulate experiments: how often are the verdicts wrong?"),
     "toggles": Entry("dsbench.cli.toggles:toggles", "List the toggles, or describe one."),

@@ -59,15 +59,20 @@ def ab(
     together, or as --matrix says. Every boot is a fresh engine; the arms' boots alternate in blocks, in
     random order. Exit codes: 0 improved or equivalent, 1 regressed, 2 usage, 3 inconclusive, 4 void.
     """
+    from dsbench.fingerprint import fingerprint
+    from dsbench.floors import snapshot
     from dsbench.store import create, load_plan, resolve
 
     if resume:
         _refuse_beside_resume(ctx)
         folder = resolve(resume, out)
-        return run(load_plan(folder), folder, as_json).exit_code
+        plan = load_plan(folder)
+        if plan.fingerprint and (changed := plan.fingerprint.changes(fingerprint(plan.baseline.python))):
+            raise InputError(f"--resume {resume}: the machine has changed ({', '.join(changed)}): start anew")
+        return run(plan, folder, as_json).exit_code
     if blocks is not None and until_resolved is not None:
         raise InputError("--blocks and --until-resolved: the number of blocks is fixed, or it is not; give one")
-    plan = Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved)
+    plan = snapshot(Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved), out)
     folder = create(plan, out)
     with nothing_left_if_refused(folder):
         return run(plan, folder, as_json).exit_code
@@ -82,8 +87,8 @@ def _refuse_beside_resume(ctx: click.Context) -> None:
             raise InputError(f"--resume takes the plan as it is: leave out {parameter.opts[-1]}")
 
 
-def run(plan: Plan, folder: Path, as_json: bool) -> ExperimentVerdict:
-    """Say what differs, run what is left of the plan, judge it, store the verdict and show it."""
+def run(plan: Plan, folder: Path, as_json: bool, quiet: bool = False) -> ExperimentVerdict:
+    """Say what differs, run what is left of the plan, judge it, store the verdict and show it unless `quiet`."""
     from dsbench.report.table import declared_lines, print_report
     from dsbench.store import save_verdict
 
@@ -96,6 +101,8 @@ def run(plan: Plan, folder: Path, as_json: bool) -> ExperimentVerdict:
         click.echo(f"stopped; go on with: dsbench ab --resume {folder}", err=True)
         raise
     save_verdict(folder, verdict)
+    if quiet:
+        return verdict
     if as_json:
         click.echo(verdict.model_dump_json(indent=2))
     else:
@@ -124,12 +131,13 @@ def _judged(plan: Plan, folder: Path) -> ExperimentVerdict:
 
 
 @contextmanager
-def nothing_left_if_refused(folder: Path) -> Iterator[None]:
-    """An engine that takes none of the plan leaves no result behind."""
+def nothing_left_if_refused(folder: Path, kept: bool = False) -> Iterator[None]:
+    """An engine that takes none of the plan leaves no result behind, unless it was there before (`kept`)."""
     try:
         yield
     except InputError:
-        shutil.rmtree(folder)
+        if not kept:
+            shutil.rmtree(folder)
         raise
 
 

@@ -41,11 +41,13 @@ def print_report(plan: Plan, verdict: ExperimentVerdict, console: Console | None
         rows = [row for row in verdict.rows if row.arm == arm.name]
         line("")
         line(_arm_line(plan, arm))
-        console.print(_table(rows, footnotes))
+        console.print(_table(rows, footnotes, plan))
         for told in (*_expected_lines(rows), *_interval_lines(rows), *_power_lines(rows)):
             line(f"  {told}")
     for told in _additivity_lines(verdict):
         line(f"  {told}")
+    if plan.floors:
+        line("  floor: 95 % of A/A experiments of so many blocks differ by less, on this machine with this build")
     for told in effect_lines(verdict.effects):
         line(f"  {told}")
     for note, mark in footnotes.items():
@@ -108,12 +110,14 @@ def build_changes(baseline: Arm, arm: Arm) -> list[str]:
     return changes
 
 
-def _table(rows: Sequence[Verdict], footnotes: dict[str, int]) -> Table:
+def _table(rows: Sequence[Verdict], footnotes: dict[str, int], plan: Plan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1), collapse_padding=True)
     # A narrow terminal folds cells; no figure and no word is ever cut.
     table.add_column("metric", overflow="fold")
     table.add_column("baseline -> candidate", justify="right", overflow="fold")
     table.add_column("difference", justify="right", overflow="fold")
+    if plan.floors:
+        table.add_column("floor", justify="right", overflow="fold")
     table.add_column("judged", overflow="fold")
     table.add_column("verdict", overflow="fold")
     table.add_column("", overflow="fold")
@@ -124,6 +128,7 @@ def _table(rows: Sequence[Verdict], footnotes: dict[str, int]) -> Table:
             row.metric if row.rank is None else f"{row.metric} rank {row.rank}",
             change(row),
             difference(row),
+            *([floor(plan, row)] if plan.floors else []),
             how(row),
             Text(verdict_words(row), style=STYLES[row.word]),
             Text(f"{role} {marks}".strip()),
@@ -216,6 +221,16 @@ def number(value: float | None) -> str:
 
 def signed(value: float) -> str:
     return f"{value:+,.0f}" if float(value).is_integer() else f"{value:+,.4g}"
+
+
+def floor(plan: Plan, row: Verdict) -> str:
+    """What 95 % of A/A experiments with as many blocks stay below, on this machine with this build."""
+    found = next((f for f in plan.floors if f.metric == row.metric and f.rank in (row.rank, 0)), None)
+    blocks = row.blocks or plan.blocks
+    if found is None:
+        return ""
+    noise = found.noise(blocks)
+    return f"±{noise:.1%}".replace("%", " %") if found.relative and noise else f"±{number(noise)} {found.unit}"
 
 
 def _footnotes(rows: Sequence[Verdict]) -> dict[str, int]:
