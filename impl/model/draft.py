@@ -24,6 +24,7 @@ from impl.ops.linear import linear
 from impl.ops.norm import rms_norm, rms_norm_
 from impl.ops.rope import RopeTable, rotate_, table_rows
 from impl.ops.sampling import SamplingRows
+from impl.ops.tiles import tiles
 from impl.ops.workspace import Workspace
 from impl.toggles import ToggleSet
 
@@ -56,6 +57,8 @@ class Draft:
         markers: Markers,
         workspace: Workspace,
         device: torch.device,
+        *,
+        platform: str = "cpu",
     ) -> None:
         self.dims, self.workspace, self.markers = dims, workspace, markers
         self.embed, self.lm_head, self.draft_logits = embed, lm_head, logits
@@ -64,7 +67,7 @@ class Draft:
         rope = RopeTable(of_layers, 0, device)
         self.rope = rope
         self.layers = [
-            Layer(of_layers, i, weights, rope, toggles, markers, workspace) for i in range(dims.n_draft_layers)
+            Layer(of_layers, i, weights, rope, toggles, markers, workspace, platform) for i in range(dims.n_draft_layers)
         ]
         rows = slice(dims.q_lora_rank, dims.q_lora_rank + dims.head_dim)
         self.context_kv = [weights[f"layers.{i}.attn.wqkv_a"][rows] for i in range(dims.n_draft_layers)]
@@ -88,8 +91,7 @@ class Draft:
 
         aux: bf16 [N, n_aux * H]. keep: bool [N]; rows of rejected drafts go to the null block.
         """
-        for start in range(0, step.n_tokens, TILE):
-            part = slice(start, min(start + TILE, step.n_tokens))
+        for part in tiles(step.n_tokens, TILE):
             with self.workspace.scope():
                 main_x = self._mix(aux[part], part)
                 turn = self.workspace.empty((len(main_x), self.dims.rope_dim // 2), torch.complex64)

@@ -50,12 +50,13 @@ class Layer:
         toggles: ToggleSet,
         markers: Markers,
         workspace: Workspace,
+        platform: str = "cpu",
     ) -> None:
         at = f"layers.{index}."
         self.attention_seam = Seam(
             _seam_weights(dims, weights, f"{at}hc_attn", f"{at}attn_norm"), toggles, markers, workspace
         )
-        self.attention = Attention(dims, index, weights, rope, toggles, markers)
+        self.attention = Attention(dims, index, weights, rope, toggles, markers, platform=platform)
         self.moe_seam = Seam(_seam_weights(dims, weights, f"{at}hc_ffn", f"{at}ffn_norm"), toggles, markers, workspace)
         self.moe = Moe(dims, index, weights)
 
@@ -88,14 +89,16 @@ class Target:
         device: torch.device,
         *,
         method: str = "none",
+        platform: str = "cpu",
     ) -> None:
+        """`platform` says to how many heads the attention kernels pad the queries."""
         self.dims = dims
         self.workspace = workspace
         self.markers = markers
         self.embed, self.lm_head, self.norm = weights["embed"], weights["lm_head"], weights["norm"]
         ropes = {ratio: RopeTable(dims, ratio, device) for ratio in sorted(set(dims.compress_ratios))}
         self.layers = [
-            Layer(dims, i, weights, ropes[ratio], toggles, markers, workspace)
+            Layer(dims, i, weights, ropes[ratio], toggles, markers, workspace, platform)
             for i, ratio in enumerate(dims.compress_ratios)
         ]
         self.head = mhc.HeadWeights(
