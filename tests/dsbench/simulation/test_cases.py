@@ -15,6 +15,7 @@ from dsbench.simulation.report import LEAST_POWER, MOST_FALSE, missed, row
 from dsbench.simulation.run import Result, simulate
 from dsbench.simulation.suites import planned
 from dsbench.simulation.tally import Tally, share, tally
+from dsbench.suite import load_suite
 from dsbench.void import void_reasons
 
 SEED = 11
@@ -115,6 +116,14 @@ def test_an_experiment_of_a_suite_has_no_reason_to_regress(case):
     found = tally(case.experiment.run(np.random.default_rng(SEED), 25, False))
     assert found.void == 0
     assert rarely(found.regressed, found.experiments)
+
+
+def test_full_measures_and_guards_all_that_quick_does():
+    quick, full = load_suite("quick"), load_suite("full")
+    assert set(quick.guards) <= set(full.guards)
+    assert quick.drift_controls == full.drift_controls
+    assert set(quick.probes.names()) <= set(full.probes.names())
+    assert full.blocks == 12
 
 
 def test_shares_have_clopper_pearson_intervals():

@@ -1,13 +1,28 @@
 import itertools
 import math
+from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import chi2, norm
 
-from dsbench.stats.power import POWER, blocks_needed, smallest_effect, visible
+from dsbench.stats.items import mcnemar_p
+from dsbench.stats.power import (
+    POWER,
+    blocks_needed,
+    boots_needed_unblocked,
+    boots_normal,
+    boots_to_fire,
+    mcnemar_power,
+    ratio_sd,
+    smallest_effect,
+    smallest_effect_unblocked,
+    smallest_law,
+    smallest_share,
+    visible,
+)
 from dsbench.stats.samples import interval
 
 ALPHA = 0.05
@@ -51,3 +66,97 @@ def test_no_effect_is_never_seen():
     assert blocks_needed(0.0, 0.01, ALPHA) is None
     assert blocks_needed(1e-9, 1.0, ALPHA) is None
     assert blocks_needed(0.02, 0.0, ALPHA) == 6
+
+
+def test_blocks_see_nothing_within_the_margin():
+    for blocks in (6, 9, 12, 20):
+        assert smallest_effect(0.001, blocks, ALPHA, margin=0.02) > 0.02
+        assert smallest_effect(0.05, blocks, ALPHA, margin=0.0) == smallest_effect(0.05, blocks, ALPHA)
+        assert smallest_effect(0.0, blocks, ALPHA, margin=0.02) == 0.02
+
+
+@pytest.mark.parametrize("blocks", [6, 10, 13])
+def test_the_power_with_a_margin_is_what_it_says(blocks):
+    """At an effect near the margin the estimate has to be beyond it, too."""
+    sd, margin = 0.01, 0.02
+    effect = smallest_effect(sd, blocks, ALPHA, margin)
+    drawn = np.random.default_rng(blocks).normal(effect, sd, (300, blocks))
+    hits = sum(row.mean() > margin and not _holds_zero(row) for row in drawn) / len(drawn)
+    assert hits == pytest.approx(POWER, abs=3.0 * math.sqrt(0.16 / len(drawn)) + 0.02)
+
+
+def _holds_zero(row):
+    span = interval(row, 1 - ALPHA)
+    return span.low <= 0 <= span.high
+
+
+def test_without_blocks_four_boots_an_arm_can_fire():
+    assert [smallest_effect_unblocked(1.0, n, n, ALPHA) is None for n in (2, 3, 4, 5)] == [True, True, False, False]
+    assert boots_to_fire(ALPHA) == 4
+
+
+@pytest.mark.parametrize("boots", [(4, 4), (5, 5), (6, 6), (4, 7), (9, 9)])
+def test_the_power_without_blocks_is_what_it_says(boots):
+    effect, rng = smallest_effect_unblocked(1.0, *boots, ALPHA), np.random.default_rng(sum(boots))
+    first, second = rng.standard_normal((300, boots[0])), rng.standard_normal((300, boots[1])) + effect
+    observed = second.mean(axis=1) - first.mean(axis=1)
+    both, tries = np.hstack([first, second]), 2000
+    hits = np.zeros(300)
+    for _ in range(tries):
+        mixed = rng.permuted(both, axis=1)
+        hits += (
+            np.abs(mixed[:, boots[0] :].mean(axis=1) - mixed[:, : boots[0]].mean(axis=1)) >= np.abs(observed) - 1e-12
+        )
+    assert (hits / tries <= ALPHA + 0.004).mean() == pytest.approx(POWER, abs=0.09)
+
+
+def test_boots_by_the_normal_approximation_are_those_of_the_review():
+    """Four single-boot readings: 54 boots an arm for a 256 MiB buffer, about 930 for input reuse."""
+    sd = float(np.std([20.33, 19.91, 19.92, 20.89], ddof=1))
+    assert [boots_normal(effect, sd, ALPHA) for effect in (1.07, 0.5, 0.25, 0.06)] == [3, 14, 54, 931]
+    assert [boots_needed_unblocked(effect, sd, ALPHA) for effect in (0.25, 0.06)] == pytest.approx([54, 931], abs=1)
+    assert boots_normal(0.0, sd, ALPHA) is None
+    assert boots_needed_unblocked(1.07, sd, ALPHA) >= boots_to_fire(ALPHA)
+
+
+@pytest.mark.parametrize(("flips", "points"), [(0.02, 1.1), (0.04, 1.5), (0.06, 1.9)])
+def test_gsm8k_sees_what_its_source_says(flips, points):
+    """measurement.md, section 6.1: paired exact McNemar over 1,319 items."""
+    assert 100 * smallest_share(1319, flips, ALPHA) == pytest.approx(points, abs=0.1)
+
+
+def test_more_boots_and_no_margin_see_smaller_shares():
+    one, two, four = (smallest_share(1319, 0.04, ALPHA, boots=n) for n in (1, 2, 4))
+    assert one > two > four
+    assert smallest_share(1319, 0.04, ALPHA, margin=0.015) > one
+    assert smallest_share(1319, 0.04, ALPHA, boots=2, margin=0.01) > two
+    assert smallest_share(20, 0.1, ALPHA) is None
+    with pytest.raises(ValueError, match="flips must be a share"):
+        smallest_share(20, 0.0, ALPHA)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.01])
+def test_mcnemars_power_is_what_simulated_items_have(margin):
+    items, flips, difference = 400, 0.10, 0.05
+    rng = np.random.default_rng(3)
+    draws = rng.multinomial(items, [(flips + difference) / 2, (flips - difference) / 2, 1 - flips], size=3000)
+    p = cache(mcnemar_p)
+    hits = np.mean([p(up, down) <= ALPHA and (up - down) / items > margin for up, down, _ in draws.tolist()])
+    assert mcnemar_power(items, flips, difference, ALPHA, margin) == pytest.approx(hits, abs=0.03)
+
+
+def test_a_ratio_spreads_by_its_counts_and_between_boots():
+    rng = np.random.default_rng(4)
+    assert np.std(rng.binomial(500, 0.7, 20_000) / 500) == pytest.approx(ratio_sd(0.7, 500), rel=0.02)
+    assert ratio_sd(0.7, 1e12, 0.03) == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("cells", [5, 20])
+def test_an_evenly_spread_departure_from_a_law_is_seen(cells):
+    n, alpha = 1000, 0.01
+    law = np.full(cells + cells % 2, 1 / (cells + cells % 2))
+    departure = smallest_law(len(law) - 1, n, alpha)
+    off = law * (1 + 2 * departure * np.where(np.arange(len(law)) % 2, 1, -1))
+    seen = np.random.default_rng(5).multinomial(n, off, size=2000)
+    statistic = ((seen - n * law) ** 2 / (n * law)).sum(axis=1)
+    assert (statistic > chi2.isf(alpha, len(law) - 1)).mean() == pytest.approx(POWER, abs=0.03)
