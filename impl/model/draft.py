@@ -67,7 +67,8 @@ class Draft:
         rope = RopeTable(of_layers, 0, device)
         self.rope = rope
         self.layers = [
-            Layer(of_layers, i, weights, rope, toggles, markers, workspace, platform) for i in range(dims.n_draft_layers)
+            Layer(of_layers, i, weights, rope, toggles, markers, workspace, platform)
+            for i in range(dims.n_draft_layers)
         ]
         rows = slice(dims.q_lora_rank, dims.q_lora_rank + dims.head_dim)
         self.context_kv = [weights[f"layers.{i}.attn.wqkv_a"][rows] for i in range(dims.n_draft_layers)]
