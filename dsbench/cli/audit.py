@@ -44,7 +44,7 @@ def audit(toggle: str | None, as_json: bool) -> int:
 
 def _worst(answers: list[Answer]) -> str:
     found = {answer.status for answer in answers}
-    return next(status for status in ("not-run", "findings", "clean") if status in found)
+    return next((status for status in ("not-run", "findings", "clean") if status in found), "not-run")
 
 
 def _progress(names: list[str]) -> Callable[[str], None]:

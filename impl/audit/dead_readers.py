@@ -178,7 +178,7 @@ def check() -> Outcome:
 
 def poisoned_runs(buffers: tuple[Buffer, ...] = BUFFERS) -> Outcome:
     """The baseline with each buffer poisoned at its death, one after the other."""
-    runner, plain = trial.baseline()
+    runner, plain = trial.engine(), trial.baseline()
     findings: list[Finding] = []
     evidence: dict[str, int | float | str] = {"values compared": sum(value.numel() for _, value in plain)}
     for buffer in buffers:
@@ -198,10 +198,11 @@ def poisoned_runs(buffers: tuple[Buffer, ...] = BUFFERS) -> Outcome:
 
 def reusing_run(toggles: str = REUSE) -> Outcome:
     """The arm that reuses whatever it can, against the baseline."""
-    _, plain = trial.baseline()
-    runner = trial.boot(toggles)
-    differs = trial.difference(plain, trial.run(runner))
-    idle = [toggle for toggle in REUSING if not runner.markers.taken[toggle]]
+    runner = trial.engine(toggles)
+    before = runner.markers.taken.copy()
+    differs = trial.difference(trial.baseline(), trial.run(runner))
+    taken = {toggle: runner.markers.taken[toggle] - before[toggle] for toggle in REUSING}
+    idle = [toggle for toggle, count in taken.items() if not count]
     if idle:
         raise NotRun(f"the reusing arm has not come to {', '.join(idle)}")
     found: tuple[Finding, ...] = ()
@@ -209,7 +210,7 @@ def reusing_run(toggles: str = REUSE) -> Outcome:
         mend = "compare the arms toggle by toggle"
         what = f"{toggles}: {differs} differ from the baseline"
         found = (Finding("reuse-differs", what, place(Seam.__call__), mend),)
-    return Outcome(found, {f"reused: {toggle}": runner.markers.taken[toggle] for toggle in REUSING})
+    return Outcome(found, {f"reused: {toggle}": count for toggle, count in taken.items()})
 
 
 def _poisoned(runner: Runner, buffer: Buffer, plain: trial.Trace) -> tuple[int, str]:

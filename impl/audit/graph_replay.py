@@ -71,7 +71,7 @@ class Operations(TorchDispatchMode):
 
 
 def check(toggles: str = "", traced: Traced | None = None) -> Outcome:
-    expected = _outcome(trial.run(trial.boot(toggles)) if toggles else trial.baseline()[1])
+    expected = _outcome(trial.run(trial.engine(toggles)) if toggles else trial.baseline())
     replaying = trial.boot(toggles, pages=False, eager=False, capture="rounds")
     start = time.monotonic()
     replaying.allocate_pages()

@@ -146,10 +146,9 @@ def watching(watch: Watch) -> Iterator[None]:
 
 def check() -> Outcome:
     watch = Watch()
-    runners = [trial.boot(REUSE), trial.boot()]
+    runners = trial.engine(REUSE), trial.engine()
     with watching(watch):
         for runner in runners:
-            runner.allocate_pages()
             trial.serve(runner)
     findings = list(watch.findings())
     registered = list(registrations(sources()))

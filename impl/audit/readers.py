@@ -47,10 +47,8 @@ def check(control: str = "") -> Outcome:
     evidence: dict[str, int | float | str] = {"dense layers": N_DENSE}
     for toggles, maps in (("", N_DENSE), (",".join(filter(None, (IN_PLACE, control))), 1)):
         readings, arm = Readings(), toggles or "baseline"
-        runner = trial.boot(toggles)
-        runner.allocate_pages()
         with _reading(readings):
-            trial.serve(runner)
+            trial.serve(trial.engine(toggles))
         if not readings.maps:
             raise NotRun(f"{arm}: no step of the trial has prefill rows")
         evidence[f"{arm}: readings"] = readings.layers

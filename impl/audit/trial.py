@@ -52,21 +52,22 @@ def boot(toggles: str = "", *, pages: bool = True, **settings: Any) -> Runner:
 
 
 @cache
-def baseline() -> tuple[Runner, Trace]:
-    """An engine without toggles, and what it computes: the same for every check of a process."""
-    runner = boot()
-    return runner, run(runner)
+def engine(toggles: str = "") -> Runner:
+    """An eager engine of one arm, shared by the checks of a process: each run begins with an empty pool."""
+    return boot(toggles)
+
+
+@cache
+def baseline() -> Trace:
+    """What an engine without toggles computes."""
+    return run(engine())
 
 
 def run(runner: Runner) -> Trace:
-    """Serve the workload to its end from an empty pool; an engine that runs eagerly may do so again and again.
+    """Serve the workload; an engine that runs eagerly may do so again and again.
 
     The trace holds hidden states and aux means of every step, the tokens, and the cache as it is left.
     """
-    if runner.config.graph_mode == "eager":
-        runner.allocate_pages()
-        for table in runner.tables.tables.values():
-            table.zero_()
     trace: Trace = []
     forward = runner.target.forward
 
@@ -89,7 +90,11 @@ def run(runner: Runner) -> Trace:
 
 
 def serve(runner: Runner) -> list[Request]:
-    """The workload alone. Raises RuntimeError when a step fails."""
+    """The workload alone, from an empty pool to its end. Raises RuntimeError when a step fails."""
+    if runner.config.graph_mode == "eager":
+        runner.allocate_pages()
+        for table in runner.tables.tables.values():
+            table.zero_()
     gen = torch.Generator().manual_seed(1)
     requests = []
     for i, length in enumerate(PROMPTS):

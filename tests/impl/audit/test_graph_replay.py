@@ -1,0 +1,48 @@
+"""Replay covers what is captured; stale state, work beside a graph and graph breaks are found."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from impl.audit import graph_replay
+from impl.audit.graph_replay import check
+from impl.engine.draft_replay import DraftReplay
+
+
+def test_the_tree_is_clean():
+    outcome = check()
+    assert outcome.findings == ()
+    assert outcome.evidence["replays"] > 10
+    assert outcome.evidence["graph breaks"] == 0
+    assert outcome.evidence["other operations beside replays"] == 0
+    assert outcome.evidence["operations replayed"] > outcome.evidence["operations in tapes"]
+    assert outcome.evidence["capture seconds"] > 0
+
+
+def prints(x: Tensor) -> Tensor:
+    print("a host read in the middle")
+    return x.sin() + float(x.sum())
+
+
+def test_planted_defects_are_found(monkeypatch):
+    """Draft logits in an attribute, a product beside the draft's graph, and a function that breaks its trace."""
+    propose = DraftReplay.propose
+
+    def slow(self, round_):
+        tokens = propose(self, round_)
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+        return tokens
+
+    monkeypatch.setattr(DraftReplay, "propose", slow)
+    outcome = check("draft_logits_persistent=off", {"prints": (prints, (torch.ones(3),))})
+    found = {finding.code: finding for finding in outcome.findings}
+    assert found.keys() == {"replay-differs", "work-outside-graph", "graph-break"}
+    assert "mm x" in found["work-outside-graph"].what
+    assert outcome.evidence["graph breaks"] > 0
+
+
+def test_seams_are_traced_on_the_large_path():
+    names = graph_replay.seams()
+    assert set(names) == {"mhc.seam", "mhc.seam, reusing both", "mhc.post_mean", "mhc.post_head"}
+    assert all(args[0].shape[0] > 16 for _, args in names.values())
