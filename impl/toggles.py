@@ -64,8 +64,7 @@ class Argument:
         if not self.least <= value <= self.most:
             kind = "a whole number" if self.whole else "a number"
             raise ToggleError(
-                f"toggle '{toggle}:{text}': {self.name} must be {kind} from {self.least:g} to {self.most:g}, "
-                f"{self.summary}"
+                f"toggle '{toggle}:{text}': {self.name} must be {kind} from {self.least} to {self.most}, {self.summary}"
             )
         return value
 
@@ -259,7 +258,7 @@ _TOGGLES = (
     Toggle(
         name="c128_row_corrupt",
         kind="control",
-        summary="planted defect: the dense index row of every Nth position names its first entry only",
+        summary="planted defect: the dense index row of every Nth position is zeroed: its first entry, again and again",
         phase="serve",
         moves_line=False,
         exactness="wrong output",

@@ -37,14 +37,20 @@ class GlobalRows(NamedTuple):
     columns: Tensor
     """int32 [W]: 0..W-1"""
 
-    def copy(self, part: slice, out: Tensor) -> None:
-        """The rows of tokens `part`, into `out` [n, W]."""
+    def slots(self, part: slice, hidden: Tensor, workspace: Workspace) -> Tensor:
+        """Slots of tokens `part`, int64 [n * W] in the present scope; those not there are told in `hidden`, bool [n, W]."""
+        out = workspace.empty(hidden.shape, torch.int64)
         n_decode = self.decode.shape[0]
         first, last = min(part.start, n_decode), min(part.stop, n_decode)
         if last > first:
             out[: last - first].copy_(self.decode[first:last])
         if part.stop > last:
             out[last - first :].copy_(self.prefill[part.start + last - first - n_decode : part.stop - n_decode])
+        torch.lt(out, 0, out=hidden)
+        with workspace.scope():
+            beyond = workspace.empty(hidden.shape, torch.bool)
+            hidden.logical_or_(torch.ge(self.columns, self.lens[part][:, None], out=beyond))
+        return out.clamp_min_(0).view(-1)
 
 
 class IndexRows:
@@ -157,11 +163,10 @@ class IndexRows:
             self.markers.take(DOUBLE_MAP)
 
     def _corrupt(self, rows: Tensor, positions: Tensor, workspace: Workspace) -> None:
-        """The planted defect: the row of every Nth position names its first entry again and again."""
+        """The planted defect: the row of every Nth position, where it has an entry, is zeroed to its end."""
         with workspace.scope():
-            hit = workspace.empty(rows.shape, torch.bool)
             turn = torch.remainder(positions, self.corrupt_every, out=workspace.empty(positions.shape, torch.int64))
-            torch.logical_and(rows >= 0, (turn == self.corrupt_every - 1)[:, None], out=hit)
+            hit = (turn == self.corrupt_every - 1)[:, None] & (rows[:, :1] >= 0)
             rows.masked_fill_(hit, 0)
         self.markers.take(ROW_CORRUPT)
 

@@ -326,7 +326,8 @@ class Attention:
             missing = hidden[:, window:last]
             if self.ratio > 4:
                 assert dense is not None
-                slots, blocks = self._dense_slots(dense, part, missing, workspace)
+                slots = dense.slots(part, missing, workspace)
+                blocks = packed_kv.blocks_of(slots, self.entry_packing.per_page, workspace)
             else:
                 slots, blocks = self._selected_slots(projected, step, pages, part, missing, workspace)
             packed_kv.gather(
@@ -334,19 +335,6 @@ class Attention:
             )
             targets.append(states[:, window:last])
         packed_kv.unpack_states(data, scales, self.layout, targets, workspace)
-
-    def _dense_slots(
-        self, dense: GlobalRows, part: slice, hidden: Tensor, workspace: Workspace
-    ) -> tuple[Tensor, Tensor]:
-        """The same for a dense layer, whose rows hold slots: all entries there are."""
-        slots = workspace.empty(hidden.shape, torch.int64)
-        dense.copy(part, slots)
-        torch.lt(slots, 0, out=hidden)
-        with workspace.scope():
-            beyond = workspace.empty(hidden.shape, torch.bool)
-            hidden.logical_or_(torch.ge(dense.columns, _rows(dense.lens, part)[:, None], out=beyond))
-        slots = slots.clamp_min_(0).view(-1)
-        return slots, packed_kv.blocks_of(slots, self.entry_packing.per_page, workspace)
 
     def _selected_slots(
         self, projected: Projected, step: Step, pages: LayerPages, part: slice, hidden: Tensor, workspace: Workspace
