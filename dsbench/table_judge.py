@@ -45,6 +45,7 @@ class TableVerdict:
     """What a person reads of each comparison."""
 
     def to_json(self) -> dict[str, Any]:
+        """The answer as plain values, with the figures as they are printed."""
         reasons = [reason.model_dump(exclude={"boots"}) for reason in self.void]
         detail = {"verdict_detail": self.detail} if self.detail else {}
         return {"verdict": self.word, **detail, **self.figures, "void": reasons, "why": " ".join(self.lines)}
@@ -118,6 +119,7 @@ def _compare(table: Table, used: Mapping[str, Sequence[tuple[int, float]]], firs
     by_block = [_by_block(arm, used[name]) for name, arm in ((first, arms[first]), (second, arms[second]))]
     if by_block[0] and by_block[1] and (blocks := sorted(by_block[0].keys() & by_block[1].keys())):
         steps = [by_block[1][block] - by_block[0][block] for block in blocks]
+        a, b = ([of[block] for block in blocks] for of in by_block)
         return _blocked(table, first, second, a, b, steps)
     return _unblocked(table, first, second, a, b)
 
@@ -171,7 +173,6 @@ def _blocked(
     figures = {
         **_means(table, a, b),
         "n_blocks": len(steps),
-        "delta_b_minus_a": effect,
         "sign_flip_p_exact": sign_flip_p(steps),
         "smallest_p_reachable_exact": least,
         "test": "sign-flip over blocks",
@@ -260,11 +261,10 @@ def _corrected(table: Table, compared: list[Compared]) -> list[Compared]:
 
 
 def _means(table: Table, a: Sequence[float], b: Sequence[float]) -> dict[str, Any]:
+    """Printed with two digits more than the readings have, and with four at least."""
     mean_a, mean_b = fmean(a), fmean(b)
-    unit = "".join(c if c.isalnum() else "_" for c in table.unit.lower().replace("/s", "_per_second"))
-    return {
-        "n_a": len(a),
-        "n_b": len(b),
+    digits = max(4, 2 + max(len(repr(float(value)).partition(".")[2]) for value in (*a, *b)))
+    rounded = {
         "mean_a": mean_a,
         "mean_b": mean_b,
         "median_a": median(a),
@@ -272,8 +272,14 @@ def _means(table: Table, a: Sequence[float], b: Sequence[float]) -> dict[str, An
         "sd_a": stdev(a) if len(a) > 1 else None,
         "sd_b": stdev(b) if len(b) > 1 else None,
         "delta_b_minus_a": mean_b - mean_a,
-        f"delta_{unit}": mean_b - mean_a,
-        "delta_percent": 100 * (mean_b - mean_a) / mean_a if mean_a else None,
+    }
+    unit = "".join(c if c.isalnum() else "_" for c in table.unit.lower().replace("/s", "_per_second"))
+    return {
+        "n_a": len(a),
+        "n_b": len(b),
+        **{key: None if value is None else round(value, digits) for key, value in rounded.items()},
+        f"delta_{unit}": round(mean_b - mean_a, digits),
+        "delta_percent": round(100 * (mean_b - mean_a) / mean_a, 3) if mean_a else None,
         "practical_margin": table.practical_margin,
     }
 
@@ -348,6 +354,8 @@ def _line(table: Table, second: str, first: str, word: Word, figures: Mapping[st
                 else f"more than a million boots for {effect} {unit}" for effect, boots in needed.items()]  # fmt: skip
         told = told or [f"at least {least_boots} boots an arm for the test to fire; the spread is not known"]
         parts.append(f"80 % power needs {', '.join(told)}")
+        if figures["p"] is None and needed:
+            parts.append(f"the test can fire from {least_boots} boots an arm")
     return "; ".join(parts) + "."
 
 

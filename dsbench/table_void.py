@@ -19,6 +19,9 @@ EVENTS = {
     "other_gpu_process": ("foreign-process", "another process used the GPU", "measure on a GPU that is yours alone"),
     "fatal": ("fatal-finding", "its log has a fatal finding", "read the log, mend the engine and run again"),
 }
+CHECKS = ("checks_planned", "checks_run")
+OWN_RULES = (MARKER, *EVENTS, *LOGS, *CHECKS, "kv_source")
+"""Conditions that have a rule of their own."""
 CLOCK_UNITS = ("/s", "ms", "us", "seconds")
 
 
@@ -62,7 +65,7 @@ def _markers(table: Table) -> Iterator[VoidReason]:
                 mend="meet the toggle's preconditions, or restore its branch, and run again",
                 arm=arm,
             )
-    if seen.get(arms[0], True):
+    if seen.get(arms[0]) is None or seen[arms[0]]:
         what = "showed the toggle's marker" if seen.get(arms[0]) else "does not say that the marker was absent"
         yield VoidReason(
             code="marker-misplaced",
@@ -80,7 +83,7 @@ def _differences(table: Table) -> Iterator[VoidReason]:
     }
     for key in table.conditions:
         values = by_arm(table, key)
-        if values is not None and key not in (MARKER, *EVENTS, *LOGS, "kv_source") and key not in companions(table):
+        if values is not None and key not in OWN_RULES and key not in companions(table):
             keys[key] = values
     for key, values in keys.items():
         if key not in table.declared and len(set(map(repr, values.values()))) > 1:
@@ -126,7 +129,7 @@ def _identical(table: Table) -> Iterator[VoidReason]:
 
 def _checks(table: Table) -> Iterator[VoidReason]:
     arms = list(table.arms or ())
-    planned, run = (_of_arms(table, key, arms) for key in ("checks_planned", "checks_run"))
+    planned, run = (_of_arms(table, key, arms) for key in CHECKS)
     for arm in arms:
         if planned.get(arm) is not None and (run.get(arm) or 0) < planned[arm]:
             yield VoidReason(

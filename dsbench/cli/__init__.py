@@ -35,6 +35,7 @@ COMMANDS: dict[str, Entry] = {
     "aa": Entry("dsbench.cli.aa:aa", "Measure how far every metric moves when nothing changes, and store it."),
     "ab": Entry("dsbench.cli.ab:ab", "Measure arms against the baseline, in fresh boots, and judge."),
     "audit": Entry("dsbench.cli.audit:audit", "Check what the toggles rest on, by running the code."),
+    "check": Entry("dsbench.cli.check:check", "Check readings for a known defect, or list the checks."),
     "doctor": Entry("dsbench.cli.doctor:doctor", "Check whether this machine can run an experiment."),
     "inspect": Entry("dsbench.cli.inspect:inspect", "Say what a server's log or metrics page tells."),
     "judge": Entry("dsbench.cli.judge:judge", "Judge a stored experiment again from its records."),

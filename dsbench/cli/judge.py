@@ -1,4 +1,4 @@
-"""`dsbench judge`: judge a stored experiment again, from its plan and records alone."""
+"""`dsbench judge`: judge a stored experiment again, from its plan and records alone, or a table of readings."""
 
 from __future__ import annotations
 
@@ -7,18 +7,46 @@ from pathlib import Path
 import click
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command(short_help="Judge a stored experiment again from its records.")
-@click.argument("result")
+@click.argument("result", required=False)
+@click.option("--from-table", "table", type=FILE, help="Judge readings by boot and arm from this JSON file instead.")
 @click.option("-o", "--out", type=FOLDER, default=Path("results"), show_default=True, help="Folder of results.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
-def judge(result: str, out: Path, as_json: bool) -> int:
+def judge(result: str | None, table: Path | None, out: Path, as_json: bool) -> int:
     """Judge a stored experiment again from its records.
 
     Nothing is run and nothing stored is changed, except that a missing or unreadable verdict is stored anew.
     If the answer differs from the stored verdict, that is said on stderr. The exit code is the new verdict's.
+
+    With --from-table nothing is stored at all: readings of any engine, taken by hand or by another program, are
+    judged by the same rules.
     """
+    if (result is None) == (table is None):
+        raise click.UsageError("name either one RESULT or one --from-table FILE")
+    return _judge_result(result, out, as_json) if result is not None else _judge_table(table, as_json)
+
+
+def _judge_table(path: Path | None, as_json: bool) -> int:
+    from dsbench.cli.table import print_json
+    from dsbench.records import EXIT_CODES
+    from dsbench.report.from_table import print_table_verdict
+    from dsbench.table_input import load_table
+    from dsbench.table_judge import judge_table
+
+    assert path is not None
+    table = load_table(path)
+    verdict = judge_table(table)
+    if as_json:
+        print_json(verdict.to_json())
+    else:
+        print_table_verdict(table, verdict)
+    return EXIT_CODES[verdict.word]
+
+
+def _judge_result(result: str, out: Path, as_json: bool) -> int:
     from dsbench.errors import InputError
     from dsbench.judge import judge as judge_records
     from dsbench.report.table import print_report

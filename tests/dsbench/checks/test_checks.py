@@ -1,0 +1,187 @@
+"""Every check against its right answer, and the rules behind them."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsbench.checks import CHECKS, function
+from dsbench.checks.gates import gate_state
+from dsbench.checks.identities import Row, itl_over_length, speed_limit, violations
+from dsbench.checks.kv_boots import cache_state
+from dsbench.checks.scale import scale_class
+from dsbench.checks.text import incoherence, leaked_control_token, recovered_token
+from dsbench.checks.token_ids import bad_token_indices
+from dsbench.checks.tool_calls import trace_class
+from dsbench.cli import main
+
+DATA = Path(__file__).parents[2] / "data" / "defects"
+FILES = {
+    "acceptance_too_good": "acceptance",
+    "control_token_inside_fluent_text": "control_tokens",
+    "draft_depth_against_block_size": "draft_depth",
+    "first_boot_reads_less_kv": "first_boot",
+    "gate_that_was_not_run": "gates",
+    "identities_between_metrics": "identities",
+    "kv_swing_between_boots": "kv_swing",
+    "kv_tokens_are_derived": "derived_tokens",
+    "prefix_cache_vetoed_by_draft": "prefix_cache",
+    "rank_capacity_mismatch": "ranks",
+    "token_id_equals_vocab_size": "token_ids",
+    "tool_call_inside_reasoning": "tool_calls",
+    "uniform_scale_error": "scale",
+}
+
+spec = importlib.util.spec_from_file_location("expected", Path(__file__).parents[1] / "expected.py")
+expected = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(expected)
+
+
+def invoke(*args):
+    return CliRunner().invoke(main, list(map(str, args)))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_case(name):
+    result = invoke("check", name, DATA / f"{FILES[name]}.json", "--json")
+    right = json.loads((DATA / f"{FILES[name]}.expected.json").read_text())
+    got = json.loads(result.stdout)
+    assert expected.differences(got, right) == []
+    assert (result.exit_code, bool(got["found"])) == (1, True)
+
+
+def test_the_list_and_refusals(tmp_path):
+    assert all(name in invoke("check").stdout for name in CHECKS)
+    assert json.loads(invoke("check", "--json").stdout).keys() == CHECKS.keys()
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"gates": [{"rc": "x", "stdout": ""}], "must_be_full": [true]}')
+    for args, said in (
+        (["gate_not_run"], "unknown check 'gate_not_run': did you mean gate_that_was_not_run?"),
+        (["gate_that_was_not_run"], "needs a FILE"),
+        (["gate_that_was_not_run", bad], "gates.0.rc: input should be a valid integer"),
+    ):
+        result = invoke("check", *args)
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert said in result.stderr
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_an_empty_object_is_refused_in_one_line(name, tmp_path):
+    if name == "tool_call_inside_reasoning":
+        assert function(name)({}).found == []
+        return
+    path = tmp_path / "empty.json"
+    path.write_text("{}")
+    result = invoke("check", name, path)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "is missing" in result.stderr
+
+
+def test_a_clean_input_finds_nothing(tmp_path):
+    path = tmp_path / "gates.json"
+    path.write_text('{"gates": [{"rc": 0, "stdout": "passed=24/24"}], "must_be_full": [true]}')
+    result = invoke("check", "gate_that_was_not_run", path)
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "nothing found")
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+WORDS = st.text("abcdefghij klmnop.", min_size=1, max_size=60)
+
+
+@given(WORDS, WORDS, st.sampled_from(["<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<|im_end|>", "<\uff5cUser\uff5c>"]))
+def test_a_control_token_is_found_anywhere(before, after, token):
+    assert leaked_control_token(before + token + after)
+
+
+@given(st.text("abc <|>", max_size=40))
+def test_signs_of_code_are_no_control_token_unless_whole(text):
+    assert leaked_control_token(text) == any(f"<|{w}|>" in text for w in ("a", "b", "c")) or "|>" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("A plain answer.", None),
+        ("", None),
+        ("broken \ufffd here", "replacement character"),
+        ("only \u6f22\u5b57\u6f22\u5b57", "other script"),
+        ("na\u00efve caf\u00e9 \u00fcber", None),
+        ("x" * 40, "repetition"),
+        ("abab" * 10, "repetition"),
+        ("ok ok", None),
+    ],
+)
+def test_incoherence(text, why):
+    assert incoherence(text) == why
+
+
+@given(st.integers(0, 9), st.floats(1e-30, 1e-3))
+def test_a_draft_of_nan_leaves_the_target(peak, rest):
+    target = [1.0 if i == peak else rest for i in range(10)]
+    assert recovered_token(target, [math.nan] * 10) == peak
+    assert recovered_token(target, [None] * 10) == peak
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(-5, 20), max_size=20), st.integers(1, 15))
+def test_bad_ids_are_those_outside(ids, size):
+    assert [ids[i] for i in bad_token_indices(ids, size)] == [t for t in ids if t < 0 or t >= size]
+
+
+@given(st.floats(1.05, 8.0), st.floats(1.0, 100.0), st.integers(1, 64))
+def test_true_figures_break_no_identity(length, itl, concurrency):
+    row = Row(
+        depth=7,
+        mean_acceptance_length=length,
+        itl_ms=itl,
+        tpot_ms=itl / length,
+        concurrency=concurrency,
+        tokens_per_second=concurrency * 1000 * length / itl,
+    )
+    assert violations(row) == []
+    assert speed_limit(row) == pytest.approx(1.05 * row.tokens_per_second)
+    swapped = row.model_copy(update={"tpot_ms": itl})
+    assert "tpot against itl" in violations(swapped)
+    assert itl_over_length(Row()) is None
+
+
+@given(st.integers(0, 30), st.integers(1, 30), st.sampled_from([0, 1, 126, 127]))
+def test_a_gate_passes_only_when_full_and_started(passed, of, rc):
+    state = gate_state(rc, f"passed={passed}/{of}", True)
+    assert (state == "pass") == (passed == of and rc == 0)
+    assert (state == "not run") == (rc in (126, 127))
+    assert gate_state(rc, "done", True) == gate_state(rc, "passed=0/0", False) == "not run"
+
+
+@given(st.floats(0.3, 5.0).filter(lambda f: abs(f - 1) > 0.01))
+def test_one_factor_is_uniform(factor):
+    assert scale_class([1, 64, 1024], [factor] * 3, 0.002).startswith("uniform scale error")
+    assert scale_class([1, 64, 1024], [1.0, 1.0, factor], 0.002) == "size-dependent error from 1024 tokens"
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "calls", "what"),
+    [
+        ("<\uff5cDSML\uff5ctool_calls>", [], "tool call swallowed by reasoning"),
+        ("<tool_call>{}</tool_call>", None, "tool call swallowed by reasoning"),
+        ("<tool_call>", [{"name": "f"}], "tool call"),
+        ("no tool calls needed", [], "no tool call"),
+        (None, [], "no tool call"),
+    ],
+)
+def test_trace_class(reasoning, calls, what):
+    assert trace_class(reasoning, calls) == what
+
+
+def test_cache_state_is_read_not_guessed():
+    assert cache_state("torch.compile takes 41.20 s in total") == "cold"
+    assert cache_state("Directly load AOT compilation from path <cache>") == "warm"
+    assert cache_state(None) == cache_state("starting") == "unknown"

@@ -1,0 +1,221 @@
+"""Tables of readings: every case with a right answer, the rules that a table can break, and bad input."""
+
+import copy
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsbench.cli import main
+from dsbench.records import EXIT_CODES
+from dsbench.table_input import Table
+from dsbench.table_judge import judge_table
+
+DATA = Path(__file__).parents[1] / "data" / "verdicts"
+CASES = sorted(path.stem for path in DATA.glob("*.json") if not path.stem.endswith(".expected"))
+
+spec = importlib.util.spec_from_file_location("expected", Path(__file__).parent / "expected.py")
+expected = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(expected)
+
+
+def invoke(*args):
+    return CliRunner().invoke(main, list(map(str, args)))
+
+
+def test_no_case_is_left_out():
+    assert len(CASES) == 16
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name):
+    result = invoke("judge", "--from-table", DATA / f"{name}.json", "--json")
+    right = json.loads((DATA / f"{name}.expected.json").read_text())
+    got = json.loads(result.stdout)
+    assert expected.differences(got, right) == []
+    assert result.exit_code == EXIT_CODES[right["verdict"]]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_people_read_the_same_verdict(name):
+    result = invoke("judge", "--from-table", DATA / f"{name}.json")
+    right = json.loads((DATA / f"{name}.expected.json").read_text())
+    assert right["verdict"] in result.stdout.lower()
+    if right["verdict"] == "inconclusive":
+        assert "80 % power needs" in result.stdout or "boots an arm" in result.stdout or "it needs 4" in result.stdout
+
+
+def test_single_boots_of_four_builds():
+    """The builds are the declared difference: not void, and the boots that an answer would take."""
+    got = json.loads(invoke("judge", "--from-table", DATA / "builds_one_boot_each.json", "--json").stdout)
+    assert (got["verdict"], got["void"]) == ("inconclusive", [])
+    needed = got["boots_per_arm_for_80_percent_power_normal_approximation"]
+    assert needed["0.25"] == 54
+    assert needed["0.06"] == pytest.approx(930, abs=2)
+
+
+# --- rules ----------------------------------------------------------------------------------------------------------
+
+
+def table(a=(300.1, 300.4, 299.8, 300.2), b=(320.2, 320.9, 319.7, 320.4), **changes):
+    content = {
+        "metric": "decode speed",
+        "unit": "tokens/s",
+        "higher_is_better": True,
+        "practical_margin": 3.0,
+        "arms": {"off": {"boots": list(a)}, "on": {"boots": list(b)}},
+        "conditions": {"toggle_marker_seen": {"off": False, "on": True}},
+    }
+    return content | changes
+
+
+def judged(content):
+    return judge_table(Table.model_validate(content))
+
+
+def with_conditions(**conditions):
+    return table(conditions={"toggle_marker_seen": {"off": False, "on": True}} | conditions)
+
+
+def with_arm(**fields):
+    content = copy.deepcopy(table())
+    content["arms"]["on"] |= fields
+    return content
+
+
+VOID = {
+    "marker-missing": table(conditions={"toggle_marker_seen": {"off": False, "on": False}}),
+    "marker-missing ": table(conditions={"toggle_marker_seen": {"off": False, "on": None}}),
+    "marker-misplaced": table(conditions={"toggle_marker_seen": {"off": True, "on": True}}),
+    "marker-misplaced ": table(conditions={"toggle_marker_seen": {"off": None, "on": True}}),
+    "condition-differs": with_conditions(version={"off": "0.26", "on": "0.27"}),
+    "condition-differs ": with_arm(fewshot=5),
+    "shared-log": with_conditions(log_sha256={"off": "abc", "on": "abc"}),
+    "shared-log ": with_arm(logs=["1", "2", "3", "3"]),
+    "identical-readings": table(b=(300.1, 300.4, 299.8, 300.2)),
+    "check-missing": with_conditions(checks_planned=3, checks_run={"off": 3, "on": 2}),
+    "counter-reset": with_conditions(counter_reset={"off": False, "on": True}),
+    "engine-restarted": with_conditions(engine_restarted=True),
+    "foreign-process": with_conditions(other_gpu_process={"off": True, "on": False}),
+    "fatal-finding": with_conditions(fatal={"off": [], "on": ["oom"]}),
+    "kv-pinned": table(metric="KV memory", unit="GiB", conditions={"kv_source": "pinned"}),
+}
+
+
+@pytest.mark.parametrize("code", VOID)
+def test_a_broken_rule_voids(code):
+    verdict = judged(VOID[code])
+    assert verdict.word == "void"
+    assert {reason.code for reason in verdict.void} == {code.strip()}
+    assert all(reason.mend for reason in verdict.void)
+
+
+def test_a_sound_table_is_judged():
+    verdict = judged(table())
+    assert (verdict.word, verdict.void) == ("improved", [])
+
+
+def test_what_is_declared_may_differ():
+    content = with_conditions(version={"off": "0.26", "on": "0.27"})
+    assert judged(content | {"declared": ["version"]}).word == "improved"
+
+
+def test_a_pinned_memory_does_not_void_a_speed():
+    assert judged(with_conditions(kv_source="pinned")).word == "improved"
+
+
+def test_blocks_are_paired():
+    """Drift of a hundred times the effect cancels inside the blocks; without blocks nothing is seen."""
+    a = [100.0 * block + 0.01 * (block % 3) for block in range(1, 9)]
+    b = [value + 5.0 for value in a]
+    content = table(a, b)
+    assert judged(content).word == "inconclusive"
+    for arm in content["arms"].values():
+        arm["blocks"] = list(range(1, 9))
+    verdict = judged(content)
+    assert (verdict.word, verdict.figures["test"]) == ("improved", "sign-flip over blocks")
+    assert verdict.figures["p"] == pytest.approx(2 / 2**8)
+
+
+def test_cold_boots_are_left_out_and_said():
+    content = table()
+    content["arms"]["on"] |= {"compile_cache": ["cold", "warm", "warm", None]}
+    verdict = judged(content)
+    assert verdict.figures["boots_excluded"] == {"on": [320.2]}
+    assert (verdict.word, verdict.detail) == ("inconclusive", "underpowered after exclusion")
+    content["arms"]["on"] |= {"compile_cache": ["cold"] * 4}
+    assert judged(content).word == "inconclusive"
+
+
+def test_several_arms_are_corrected():
+    content = table()
+    assert judged(content).word == "improved"
+    content["arms"]["other"] = {"boots": [300.0, 300.3, 300.5, 299.9]}
+    del content["conditions"]
+    figures = judged(content).figures["comparisons"]
+    assert figures["on"]["p"] == pytest.approx(2 / 70)
+    assert figures["on"]["p_holm"] == pytest.approx(4 / 70)
+    assert figures["on"]["verdict"] == "inconclusive"
+
+
+def test_a_ladder_whose_prediction_fails_says_so():
+    content = json.loads((DATA / "ladder_exact.json").read_text())
+    content["predicted_released_mib"][1] = 512
+    verdict = judged(content)
+    assert verdict.figures["attribution_holds"] is False
+    assert "Warning" in verdict.lines[-1]
+
+
+def test_exact_must_be_seen_not_only_said():
+    content = json.loads((DATA / "ladder_exact.json").read_text())
+    assert judged(content | {"noise_model": "exact: no repeats were made"}).word == "inconclusive"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=4, max_size=6), st.lists(st.integers(0, 40), min_size=4, max_size=6))
+def test_swapping_the_arms_swaps_the_words(a, b):
+    """Readings in quarter units with no clock, so that equal ones are no copies."""
+    first = judged(table([x / 4 for x in a], [x / 4 for x in b], unit="GiB", conditions={}))
+    second = judged(table([x / 4 for x in b], [x / 4 for x in a], unit="GiB", conditions={}))
+    swapped = {"improved": "regressed", "regressed": "improved"}
+    assert second.word == swapped.get(first.word, first.word)
+    assert second.figures["p"] == first.figures["p"]
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[1]", "should be an object with keys"),
+        ("{", "not valid JSON"),
+        ('{"metric": "m"}', "is missing"),
+        (table(practical_margn=1), "practical_margn: unknown key; did you mean practical_margin"),
+        (with_arm(boots=[1, "x"]), "arms.on.boots.1: input should be a valid number"),
+        (with_arm(boots=[]), "arms.on.boots: list should have at least 1 item"),
+        (with_arm(compile_cache=["warm"]), "compile_cache has 1 entries for 4 readings"),
+        (table(alpha=5), "alpha: input should be less than 1, got 5"),
+        (table(arms={"a": {"boots": [1]}}), "a comparison needs two"),
+        (table(steps=[]), "steps"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, content, said):
+    path = tmp_path / "table.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    result = invoke("judge", "--from-table", path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_result_or_a_table_not_both(tmp_path):
+    for args in ([], [tmp_path, "--from-table", DATA / "cold_boot.json"]):
+        result = invoke("judge", *args)
+        assert result.exit_code == 2
+        assert "either one RESULT or one --from-table FILE" in result.stderr
+    assert "No such file" in invoke("judge", "--from-table", tmp_path / "none.json").stderr
