@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 import time
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -17,14 +14,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dsbench import __version__, records
-from dsbench.engines import embedded
+from dsbench.boot_files import (
+    BootLogs,
+    log_facts,
+    record_devices,
+    record_devices_before,
+    record_markers,
+    record_read_back,
+)  # fmt: skip
+from dsbench.engines import devices
 from dsbench.engines.client import BadAnswer, Client
-from dsbench.engines.server import EngineFailed, Server
+from dsbench.engines.engine import Command, Engine, ReadBack, Running, engine_of
+from dsbench.engines.server import EngineFailed
 from dsbench.errors import InputError
 from dsbench.metrics import metric
 from dsbench.probes import acceptance, decode, identity, kv, output_law, prefill, smoke
 from dsbench.probes.boot import Boot, Probe, ProbeFailed, Reading
-from dsbench.records import Arm, BootEnded, BootStarted, Plan, PlannedBoot
+from dsbench.records import BootEnded, BootStarted, Plan, PlannedBoot
 from dsbench.store import BOOTS, RecordWriter, load_records
 
 REFUSED = "ended with code 2"
@@ -41,16 +47,18 @@ PROBES: dict[str, Probe] = {
 }
 
 
-def execute(
-    plan: Plan, folder: Path, *, command: Callable[[Plan, Arm], list[str]] | None = None, quiet: bool = False
-) -> None:
+TIMED = ("prefill", "decode")
+"""Probes that a compiler at work would spoil."""
+
+
+def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: bool = False) -> None:
     """Run every boot of the plan that has not ended yet, appending to `folder`/records.jsonl.
 
     A boot that fails is recorded and the next one starts. An interrupted boot of an earlier run is marked
     and repeated. Ctrl-C marks the running boot, ends its process group and is raised again.
     `command` gives the engine's command line; the embedded engine's unless told otherwise.
     """
-    command = command or embedded.command
+    engine = engine_of(plan, command)
     with RecordWriter(folder) as writer, _progress(quiet) as progress:
         ended, attempts = _history(folder, writer)
         writer.write(records.Run(time=_now(), pid=os.getpid(), harness_version=__version__, resumed=bool(attempts)))
@@ -59,9 +67,7 @@ def execute(
             if planned.number in ended:
                 continue
             progress.update(task, description=_describe(plan, planned))
-            ended_as = _boot(
-                plan, planned, attempts.get(planned.number, 0) + 1, folder, command(plan, plan.arm(planned.arm)), writer
-            )
+            ended_as = _boot(plan, planned, attempts.get(planned.number, 0) + 1, folder, engine, writer)
             progress.advance(task)
             if not attempts and planned is plan.boots[0] and REFUSED in ended_as.reason:
                 raise InputError(f"the engine refuses this build:{ended_as.reason.partition('ends:')[2]}")
@@ -90,32 +96,35 @@ def _history(folder: Path, writer: RecordWriter) -> tuple[set[int], dict[int, in
 
 
 def _boot(
-    plan: Plan, planned: PlannedBoot, attempt: int, folder: Path, command: list[str], writer: RecordWriter
+    plan: Plan, planned: PlannedBoot, attempt: int, folder: Path, engine: Engine, writer: RecordWriter
 ) -> BootEnded:
     """One engine, from an empty boot folder to the end of its process group."""
     boot_dir = folder / BOOTS / (planned.folder if attempt == 1 else f"{planned.folder}-attempt{attempt}")
     boot_dir.mkdir()
+    arm = plan.arm(planned.arm)
     of_boot: dict[str, Any] = {"boot": planned.number, "attempt": attempt}
     writer.write(BootStarted(**of_boot, time=_now(), arm=planned.arm, block=planned.block, phase=planned.phase))
-    environment = {
-        **embedded.environment(plan.arm(planned.arm)),
-        **plan.arm(planned.arm).env,
-        "DSBENCH_TOGGLES": plan.arm(planned.arm).environment,
-        "DSBENCH_BOOT_DIR": str(boot_dir.resolve()),
-    }
+    record_devices_before(plan, of_boot, writer)
     start = time.monotonic()
     ready_seconds: float | None = None
     status, reason = "ok", ""
     left = plan.probes.names() if planned.phase == "measured" else plan.probes.warmup_names()
+    logs = BootLogs(of_boot, writer)
     try:
-        with Server(command, environment, boot_dir, stop_s=plan.timeouts.stop) as server:
-            url = _wait(server, plan)
+        with engine.boot(arm, boot_dir) as running:
+            logs.watch(running)
+            url = _wait(running, plan)
             ready_seconds = time.monotonic() - start
-            _record_files(boot_dir, of_boot, "ready", writer)
-            reason = asyncio.run(_measure(plan, planned, server, url, of_boot, left, writer))
-        _record_markers(boot_dir, of_boot, "end", writer)
+            told = engine.read_back(arm, running, url)
+            record_read_back(told, of_boot, writer)
+            record_markers(boot_dir, of_boot, "ready", writer)
+            reason = asyncio.run(_measure(plan, planned, running, url, told, of_boot, left, logs, writer))
+            record_devices(of_boot, "after", devices.reading(), writer)
+            logs.record_faults()
+        record_markers(boot_dir, of_boot, "end", writer)
     except (EngineFailed, ProbeFailed) as error:
         reason = str(error)
+        logs.record_faults()
     except BaseException as error:
         status, reason = "interrupted", f"{type(error).__name__} {error}".strip()
         raise
@@ -132,40 +141,42 @@ def _boot(
                 "reason": reason,
                 "seconds": time.monotonic() - start,
                 "ready_seconds": ready_seconds,
-                **_log_facts(boot_dir / "engine.log", folder),
+                **log_facts(boot_dir / "engine.log", folder),
             }
         )
         writer.write(ended)
     return ended
 
 
-def _wait(server: Server, plan: Plan) -> str | None:
-    """The address of the healthy server, or None once an engine that only profiles has ended."""
+def _wait(running: Running, plan: Plan) -> str | None:
+    """The address of the healthy server, or None once an engine has written the profile that alone was wanted."""
     if plan.until == "profile":
-        server.wait_exit(plan.timeouts.boot)
+        running.wait_profile(plan.timeouts.boot)
         return None
-    return server.wait_ready(plan.timeouts.boot).url
+    return running.wait_ready(plan.timeouts.boot).url
 
 
 async def _measure(
     plan: Plan,
     planned: PlannedBoot,
-    server: Server,
+    running: Running,
     url: str | None,
+    told: ReadBack,
     of_boot: dict[str, Any],
     left: list[str],
+    logs: BootLogs,
     writer: RecordWriter,
 ) -> str:
     """Run the probes in order, taking each from `left` when it ended; returns why the rest cannot run, or ''."""
-    boot_dir = server.boot_dir
-    client = Client(url, str(plan.dims["name"]), plan.timeouts.probe) if url else None
-    boot = Boot(plan, planned, client, _read_ranks(boot_dir, "conditions"), _read_ranks(boot_dir, "kv_profile"))
+    client = Client(url, told.model or str(plan.dims["name"]), plan.timeouts.probe) if url else None
+    boot = Boot(plan, planned, client, told.conditions, told.kv_profiles)
     try:
         if client:
-            await _record_counters(client, server, of_boot, "ready", writer)
+            await _record_counters(client, running, of_boot, "ready", writer)
         for name in list(left):
             start = time.monotonic()
             failure = ""
+            logs.mark()
             try:
                 async with asyncio.timeout(plan.timeouts.probe):
                     async for reading in PROBES[name](boot):
@@ -176,14 +187,16 @@ async def _measure(
                 failure = f"{type(error).__name__} {error}".strip()
             except (ProbeFailed, BadAnswer, ValueError) as error:
                 failure = str(error)
+            if name in TIMED and planned.phase == "measured" and not failure and (compiled := logs.compiled()):
+                failure = f"the server compiled while it was timed: {compiled}"
             seconds = time.monotonic() - start
             status: Literal["failed", "done"] = "failed" if failure else "done"
             writer.write(records.Check(**of_boot, probe=name, status=status, reason=failure, seconds=seconds))
             left.remove(name)
             if client:
-                if not server.alive():
-                    return f"the engine ended during the {name} probe{server.last_words()}"
-                await _record_counters(client, server, of_boot, name, writer)
+                if not running.alive():
+                    return f"the engine ended during the {name} probe{running.last_words()}"
+                await _record_counters(client, running, of_boot, name, writer)
     finally:
         if client:
             await client.__aexit__()
@@ -205,7 +218,7 @@ def _observation(reading: Reading, planned: PlannedBoot, of_boot: dict[str, Any]
 
 
 async def _record_counters(
-    client: Client, server: Server, of_boot: dict[str, Any], moment: str, writer: RecordWriter
+    client: Client, running: Running, of_boot: dict[str, Any], moment: str, writer: RecordWriter
 ) -> None:
     """Counters and the process id that stands in ready.json now; a restart or a reset shows here."""
     try:
@@ -213,57 +226,8 @@ async def _record_counters(
     except (httpx.HTTPError, BadAnswer, ValueError) as error:
         writer.write(records.Finding(**of_boot, code="no-counters", text=f"after {moment}: {error}"))
         return
-    ready = server.read_ready()
+    ready = running.read_ready()
     writer.write(records.Counters(**of_boot, moment=moment, pid=ready.pid if ready else None, values=values))
-
-
-def _record_files(boot_dir: Path, of_boot: dict[str, Any], moment: str, writer: RecordWriter) -> None:
-    for rank, values in _read_ranks(boot_dir, "conditions").items():
-        writer.write(records.Conditions(**of_boot, rank=rank, values=values))
-    for rank, values in _read_ranks(boot_dir, "kv_profile").items():
-        writer.write(records.KvProfile(**of_boot, rank=rank, values=values))
-    _record_markers(boot_dir, of_boot, moment, writer)
-
-
-def _record_markers(boot_dir: Path, of_boot: dict[str, Any], moment: str, writer: RecordWriter) -> None:
-    for rank, values in _read_ranks(boot_dir, "markers").items():
-        toggles = values.get("toggles", {})
-        writer.write(
-            records.Markers.model_validate(
-                {
-                    **of_boot,
-                    "rank": rank,
-                    "moment": moment,
-                    "pid": values.get("pid"),
-                    "taken": {name: counts.get("taken", 0) for name, counts in toggles.items()},
-                    "refused": {name: counts.get("refused", {}) for name, counts in toggles.items()},
-                }
-            )
-        )
-
-
-def _read_ranks(boot_dir: Path, name: str) -> dict[int, dict[str, Any]]:
-    """`name`.rankN.json of every rank that wrote one. ProbeFailed if one is not a JSON object."""
-    found: dict[int, dict[str, Any]] = {}
-    for path in sorted(boot_dir.glob(f"{name}.rank*.json")):
-        number = path.name.removeprefix(f"{name}.rank").removesuffix(".json")
-        try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ProbeFailed(f"{path.name}: {error}") from None
-        if not number.isdigit() or not isinstance(content, dict):
-            raise ProbeFailed(f"{path.name} is not the object of one rank")
-        found[int(number)] = content
-    return found
-
-
-def _log_facts(log: Path, folder: Path) -> dict[str, Any]:
-    try:
-        with log.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"log": str(log.relative_to(folder)), "log_bytes": log.stat().st_size, "log_sha256": digest}
-    except OSError:
-        return {}
 
 
 def _describe(plan: Plan, planned: PlannedBoot) -> str:

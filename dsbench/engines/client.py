@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from dsbench.engines.secrets import authorization
 from dsbench.parse.prometheus import Page, read_page
 
 
@@ -58,7 +59,7 @@ class Client:
     def __init__(self, url: str, model: str, timeout_s: float) -> None:
         self.model = model
         # Loopback must not go through a proxy of the environment; no keep-alive limit below the streams in use.
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, trust_env=False, headers=authorization())
 
     async def __aenter__(self) -> Client:
         return self

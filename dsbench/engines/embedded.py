@@ -7,7 +7,28 @@ import os
 import sys
 from pathlib import Path
 
+from dsbench.engines.engine import Command, ReadBack, Running, boot_environment, read_ranks
+from dsbench.engines.server import Server
 from dsbench.records import Arm, Plan
+
+
+class Embedded:
+    """Boots of our own engine; it writes its files itself."""
+
+    def __init__(self, plan: Plan, command_line: Command | None = None) -> None:
+        self.plan = plan
+        self._command = command_line or command
+
+    def boot(self, arm: Arm, boot_dir: Path) -> Server:
+        variables = {**environment(arm), **boot_environment(arm, boot_dir)}
+        return Server(self._command(self.plan, arm), variables, boot_dir, stop_s=self.plan.timeouts.stop)
+
+    def read_back(self, arm: Arm, running: Running, url: str | None) -> ReadBack:
+        return ReadBack(
+            model=str(self.plan.dims["name"]),
+            conditions=read_ranks(running.boot_dir, "conditions"),
+            kv_profiles=read_ranks(running.boot_dir, "kv_profile"),
+        )
 
 
 def command(plan: Plan, arm: Arm) -> list[str]:

@@ -16,6 +16,8 @@ from types import TracebackType
 
 import httpx
 
+from dsbench.engines.secrets import redact
+
 POLL_S = 0.02
 
 
@@ -38,11 +40,14 @@ class Ready:
 
     host: str
     port: int
-    pid: int
+    pid: int | None
+    """None where the process is not known."""
+    address: str = ""
+    """URL of a server that is not plain HTTP at host and port."""
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return self.address or f"http://{self.host}:{self.port}"
 
 
 class Server:
@@ -86,6 +91,8 @@ class Server:
             while (left := deadline - time.monotonic()) > 0:
                 if (code := self.process.poll()) is not None:
                     raise EngineFailed(f"engine ended with code {code} before it was ready{self.last_words()}")
+                if self.advanced():
+                    deadline = time.monotonic() + deadline_s
                 ready = ready or self.read_ready()
                 if ready:
                     with contextlib.suppress(httpx.HTTPError):
@@ -103,6 +110,18 @@ class Server:
             raise EngineFailed(f"engine did not finish within {deadline_s:g} s{self.last_words()}") from None
         if code:
             raise EngineFailed(f"engine ended with code {code}{self.last_words()}")
+
+    def wait_profile(self, deadline_s: float) -> None:
+        """Wait for the memory profile, after which this engine ends by itself."""
+        self.wait_exit(deadline_s)
+
+    def advanced(self) -> bool:
+        """Whether the start has entered another phase, each of which has the whole deadline."""
+        return False
+
+    def logs(self) -> list[Path]:
+        """Every log of this boot; the engine's own first."""
+        return [self.log]
 
     def read_ready(self) -> Ready | None:
         """ready.json as it stands now; None if it is not there or not whole."""
@@ -124,7 +143,7 @@ class Server:
         except OSError:
             return ""
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"; its log ends: {last[:200]}" if last else "; its log is empty"
+        return f"; its log ends: {redact(last)[:200]}" if last else "; its log is empty"
 
     def stop(self) -> None:
         """End the whole group: ask, wait, kill. Safe to call twice, and when the leader is gone already."""

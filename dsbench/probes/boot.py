@@ -31,8 +31,9 @@ class Boot:
 
     @property
     def vocab_size(self) -> int:
+        dims = self.conditions.get(0, {}).get("dims") or self.plan.dims
         try:
-            return int(self.conditions[0]["dims"]["vocab_size"])
+            return int(dims["vocab_size"])
         except (KeyError, TypeError, ValueError):
             raise ProbeFailed("the engine's conditions do not say dims.vocab_size") from None
 

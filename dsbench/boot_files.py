@@ -1,0 +1,132 @@
+"""What a boot leaves beside its readings: read-back facts, markers, logs and accelerators, as records."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+from dsbench import records
+from dsbench.engines import devices
+from dsbench.engines.engine import ReadBack, Running, read_ranks
+from dsbench.engines.secrets import redact
+from dsbench.parse.health import fatal_findings
+from dsbench.parse.progress import compile_lines
+from dsbench.records import Plan
+from dsbench.store import RecordWriter
+
+FAULTS_SHOWN = 5
+DRAIN_S = 120.0
+"""Longest wait for an accelerator that an earlier boot gives back."""
+
+
+def record_read_back(told: ReadBack, of_boot: dict[str, Any], writer: RecordWriter) -> None:
+    for rank, values in told.conditions.items():
+        writer.write(records.Conditions(**of_boot, rank=rank, values=values))
+    for rank, values in told.kv_profiles.items():
+        writer.write(records.KvProfile(**of_boot, rank=rank, values=values))
+    for code, text in told.findings:
+        writer.write(records.Finding(**of_boot, code=code, text=redact(text)))
+
+
+def record_markers(
+    boot_dir: Path, of_boot: dict[str, Any], moment: Literal["ready", "end"], writer: RecordWriter
+) -> None:
+    for rank, values in read_ranks(boot_dir, "markers").items():
+        toggles = values.get("toggles", {})
+        writer.write(
+            records.Markers(
+                **of_boot,
+                rank=rank,
+                moment=moment,
+                pid=values.get("pid"),
+                taken={name: counts.get("taken", 0) for name, counts in toggles.items()},
+                refused={name: counts.get("refused", {}) for name, counts in toggles.items()},
+            )
+        )
+
+
+def record_devices_before(plan: Plan, of_boot: dict[str, Any], writer: RecordWriter) -> None:
+    """Wait for idle accelerators where the engine is another program's, and note what stays busy."""
+    if plan.engine in ("embedded", "endpoint"):
+        record_devices(of_boot, "before", devices.reading(), writer)
+        return
+    values, busy = devices.drained(min(DRAIN_S, plan.timeouts.boot))
+    record_devices(of_boot, "before", values, writer)
+    if busy:
+        writer.write(records.Finding(**of_boot, code="device-busy", text=busy))
+
+
+def record_devices(
+    of_boot: dict[str, Any], moment: Literal["before", "after"], values: dict[str, Any], writer: RecordWriter
+) -> None:
+    """Where there is no accelerator there is nothing to record."""
+    if values["gpus"]:
+        writer.write(records.Devices(**of_boot, moment=moment, values=values))
+
+
+class BootLogs:
+    """The logs of one boot while it runs: what they have got since a moment, and the faults in them at its end."""
+
+    def __init__(self, of_boot: dict[str, Any], writer: RecordWriter) -> None:
+        self._of_boot = of_boot
+        self._writer = writer
+        self._running: Running | None = None
+        self._marks: dict[Path, int] = {}
+        self._recorded = False
+
+    def watch(self, running: Running) -> None:
+        self._running = running
+
+    def mark(self) -> None:
+        """From here on lines are new."""
+        self._marks = {path: _size(path) for path in self._logs()}
+
+    def compiled(self) -> str:
+        """The first new line that tells of compiling, or ''."""
+        for path in self._logs():
+            try:
+                with path.open("rb") as log:
+                    log.seek(self._marks.get(path, 0))
+                    lines = compile_lines(log.read().decode("utf-8", "replace"))
+            except OSError:
+                continue
+            if lines:
+                return redact(lines[0])
+        return ""
+
+    def record_faults(self) -> None:
+        """A finding for each of the first fatal events; call before the engine is stopped, which makes it complain."""
+        if self._recorded:
+            return
+        self._recorded = True
+        for path in self._logs():
+            try:
+                found = fatal_findings(path.read_bytes().decode("utf-8", "replace"))
+            except OSError:
+                continue
+            for fault in found[:FAULTS_SHOWN]:
+                where = f"{path.name}:{fault.line}"
+                rank = f" of {fault.rank}" if fault.rank else ""
+                text = redact(f"{fault.kind}{rank}, {where}: {fault.text}")
+                self._writer.write(records.Finding(**self._of_boot, code="fatal-log", text=text))
+
+    def _logs(self) -> list[Path]:
+        return self._running.logs() if self._running else []
+
+
+def log_facts(log: Path, folder: Path) -> dict[str, Any]:
+    """Path, size and digest of a log; empty where there is none."""
+    try:
+        with log.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"log": str(log.relative_to(folder)), "log_bytes": log.stat().st_size, "log_sha256": digest}
+    except OSError:
+        return {}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

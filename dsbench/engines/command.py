@@ -1,0 +1,157 @@
+"""Engines behind a user's own commands: start, stop and health as argument lists, logs and profiles by rank.
+
+No shell reads a command. What ranks wrote is copied into the boot's folder, so that a result needs nothing else.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from dsbench.engines.engine import ReadBack, Running, boot_environment
+from dsbench.engines.read_back import read_back_all
+from dsbench.engines.secrets import authorization
+from dsbench.engines.server import EngineFailed, Ready, Server
+from dsbench.errors import InputError
+from dsbench.records import Arm, Plan
+from dsbench.rig import Rig
+
+POLL_S = 0.2
+COMMAND_S = 60.0
+"""Deadline of one health command."""
+
+
+class Rigged:
+    """Boots of a rig."""
+
+    def __init__(self, plan: Plan) -> None:
+        if plan.rig is None:
+            raise InputError("--engine command needs --rig FILE, with its start, stop and health commands")
+        self.plan = plan
+        self.rig = plan.rig
+
+    def boot(self, arm: Arm, boot_dir: Path) -> RigServer:
+        filled = fill_rig(self.rig, arm, boot_dir, [*self.plan.engine_args, *arm.args])
+        return RigServer(filled, boot_environment(arm, boot_dir), boot_dir, stop_s=self.plan.timeouts.stop)
+
+    def read_back(self, arm: Arm, running: Running, url: str | None) -> ReadBack:
+        return read_back_all(running, arm, url)
+
+
+class RigServer(Server):
+    """One boot of a rig: the start command's process group, and whatever that command has started elsewhere."""
+
+    def __init__(self, rig: Rig, environment: Mapping[str, str], boot_dir: Path, *, stop_s: float) -> None:
+        super().__init__(rig.start, environment, boot_dir, stop_s=stop_s)
+        self.rig = rig
+        self._stopped = False
+
+    def read_ready(self) -> Ready:
+        """The rig's URL; the process is the start command's, the only one known here."""
+        parts = urlsplit(self.rig.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return Ready(parts.hostname or "", port, self.process.pid, self.rig.url)
+
+    def wait_ready(self, deadline_s: float) -> Ready:
+        deadline = time.monotonic() + deadline_s
+        while time.monotonic() < deadline:
+            self._check_start()
+            if self._healthy(deadline - time.monotonic()):
+                self.collect()
+                return self.read_ready()
+            time.sleep(POLL_S)
+        raise EngineFailed(f"rig at {self.rig.url} was not healthy within {deadline_s:g} s{self.last_words()}")
+
+    def wait_profile(self, deadline_s: float) -> None:
+        """Wait until every rank that names a profile has written it."""
+        named = [(number, rank) for number, rank in enumerate(self.rig.ranks) if rank.profile]
+        if not named:
+            raise EngineFailed("--until profile: no rank of the rig names a profile to wait for")
+        deadline = time.monotonic() + deadline_s
+        while not all(Path(rank.profile or "").is_file() for _, rank in named):
+            self._check_start()
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"not every rank wrote its profile within {deadline_s:g} s{self.last_words()}")
+            time.sleep(POLL_S)
+        self.collect()
+
+    def alive(self) -> bool:
+        return self._healthy(COMMAND_S) if self.rig.detached else super().alive()
+
+    def logs(self) -> list[Path]:
+        return [self.log, *sorted(self.boot_dir.glob("rank*.log"))]
+
+    def stop(self) -> None:
+        """The stop command first, then the whole group of the start command; the ranks' files are taken along."""
+        if not self._stopped:
+            self._stopped = True
+            if self.rig.stop:
+                self._run(self.rig.stop, self._stop_s, "stop")
+            self.collect()
+        super().stop()
+
+    def collect(self) -> None:
+        """Copy what ranks have written so far into the boot's folder."""
+        for number, rank in enumerate(self.rig.ranks):
+            copies = (
+                (rank.log, f"rank{number}.log"),
+                (rank.profile, f"kv_profile.rank{number}.json"),
+                (rank.conditions, f"conditions.rank{number}.json"),
+                (rank.markers, f"markers.rank{number}.json"),
+            )
+            for source, name in copies:
+                target = self.boot_dir / name
+                if source and Path(source).is_file() and Path(source).resolve() != target.resolve():
+                    shutil.copyfile(source, target)
+
+    def _check_start(self) -> None:
+        code = self.process.poll()
+        if code or (code == 0 and not self.rig.detached):
+            raise EngineFailed(f"start command ended with code {code}{self.last_words()}")
+
+    def _healthy(self, seconds: float) -> bool:
+        limit = max(0.1, min(seconds, COMMAND_S))
+        if self.rig.health:
+            return self._run(self.rig.health, limit, "health") == 0
+        try:
+            return httpx.get(f"{self.rig.url}/health", timeout=limit, trust_env=False,
+                             headers=authorization()).status_code == 200  # fmt: skip
+        except httpx.HTTPError:
+            return False
+
+    def _run(self, line: Sequence[str], seconds: float, what: str) -> int | None:
+        """One command of the rig, to its end; None if it did not end in time. Its output goes to a log of its own."""
+        with (self.boot_dir / f"{what}.log").open("ab") as log:
+            try:
+                return subprocess.run(
+                    line, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=seconds,
+                    check=False,
+                ).returncode  # fmt: skip
+            except subprocess.TimeoutExpired:
+                return None
+            except OSError as error:
+                raise EngineFailed(f"cannot run the {what} command {line[0]}: {error.strerror or error}") from None
+
+
+def fill_rig(rig: Rig, arm: Arm, boot_dir: Path, args: Sequence[str]) -> Rig:
+    """The rig of one boot, its places filled in; `{args}` as an argument of its own stands for several."""
+    values = {"{boot_dir}": str(boot_dir.resolve()), "{arm}": arm.name, "{toggles}": arm.environment}
+
+    def text(part: str) -> str:
+        for place, value in values.items():
+            part = part.replace(place, value)
+        return part
+
+    def line(parts: Sequence[str]) -> list[str]:
+        return [filled for part in parts for filled in (args if part == "{args}" else [text(part)])]
+
+    ranks = [rank.model_copy(update={k: text(v) for k, v in rank.model_dump(exclude_none=True).items()})
+             for rank in rig.ranks]  # fmt: skip
+    lines = {name: line(getattr(rig, name)) for name in ("start", "stop", "health")}
+    return rig.model_copy(update={**lines, "url": text(rig.url), "ranks": ranks})

@@ -1,0 +1,116 @@
+"""Accelerators between boots: drained to idle before one, and power, clocks and throttling beside it.
+
+NVML answers for a discrete GPU. On unified memory it has no figures for memory: then the host's MemAvailable and its
+page cache are read instead, and the record names that fallback. Without either the answer is unknown, never idle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+POLL_S = 0.5
+SETTLED_BYTES = 64 * 2**20
+"""Free memory of a unified-memory host that moves less than this between two looks has settled."""
+MEMINFO = Path("/proc/meminfo")
+
+NVML, UNIFIED, NONE = "nvml", "MemAvailable and page cache (unified memory)", "no accelerator"
+
+
+def reading() -> dict[str, Any]:
+    """Memory, processes, power, clocks and throttling of every GPU as they are now; None where NVML does not say."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return {"source": NONE, "host": host_memory(), "gpus": []}
+        gpus = [_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
+    source = NVML if all(gpu["used_bytes"] is not None for gpu in gpus) else UNIFIED
+    return {"source": source, "host": host_memory(), "gpus": gpus}
+
+
+def drained(
+    deadline_s: float, read: Callable[[], dict[str, Any]] = reading, sleep: Callable[[float], None] = time.sleep
+) -> tuple[dict[str, Any], str]:
+    """Wait until no process is on any GPU and its memory has stopped falling; the last reading, and why not, or ''."""
+    deadline = time.monotonic() + deadline_s
+    before = read()
+    if before["source"] == NONE:
+        return before, ""
+    while True:
+        sleep(POLL_S)
+        now = read()
+        reason = _busy(before, now)
+        if not reason or time.monotonic() > deadline:
+            return now, reason
+        before = now
+
+
+def _busy(before: dict[str, Any], now: dict[str, Any]) -> str:
+    for number, gpu in enumerate(now["gpus"]):
+        if gpu["processes"]:
+            return f"GPU {number} is used by other processes: {', '.join(map(str, gpu['processes']))}"
+    if now["source"] == UNIFIED:
+        then, left = before["host"]["available_bytes"], now["host"]["available_bytes"]
+        moving = None in (then, left) or abs(left - then) > SETTLED_BYTES
+        return "the host's available memory is still moving" if moving else ""
+    used = [(a["used_bytes"], b["used_bytes"]) for a, b in zip(before["gpus"], now["gpus"], strict=True)]
+    falling = [number for number, (then, left) in enumerate(used) if left < then]
+    return f"memory of GPU {falling[0]} is still being given back" if falling else ""
+
+
+def host_memory() -> dict[str, int | None]:
+    """MemAvailable and page cache in bytes; None where the system does not say."""
+    values: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in MEMINFO.read_text(encoding="ascii").splitlines():
+            name, _, rest = line.partition(":")
+            values[name] = int(rest.split()[0]) * 1024
+    return {"available_bytes": values.get("MemAvailable"), "page_cache_bytes": values.get("Cached")}
+
+
+def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:
+    """One GPU. `processes` are ids of others that compute on it."""
+
+    def ask(question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except nvml.NVMLError:
+            return None
+
+    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    running = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    return {
+        "name": ask(lambda: nvml.nvmlDeviceGetName(handle)),
+        "driver": ask(nvml.nvmlSystemGetDriverVersion),
+        "used_bytes": None if memory is None else int(memory.used),
+        "total_bytes": None if memory is None else int(memory.total),
+        "processes": None if running is None else [process.pid for process in running],
+        "power_milliwatts": ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
+        "power_limit_milliwatts": ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
+        "temperature_c": ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        "sm_clock_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        "memory_clock_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+        "throttle_reasons": ask(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
+    }
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """NVML, initialised; None without the library, a driver or a GPU."""
+    try:
+        import pynvml
+    except ModuleNotFoundError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml if pynvml.nvmlDeviceGetCount() else None
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,81 @@
+"""Endpoints: servers that run already. Nothing is started or stopped, so a boot is one visit and no replicate."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import httpx
+
+from dsbench.engines.engine import ReadBack, Running
+from dsbench.engines.read_back import read_back_all
+from dsbench.engines.secrets import authorization
+from dsbench.engines.server import EngineFailed, Ready
+from dsbench.errors import InputError
+from dsbench.records import Arm, Plan
+
+POLL_S = 0.5
+
+
+class Endpoint:
+    """Visits to the URLs of the arms."""
+
+    def __init__(self, plan: Plan) -> None:
+        missing = [arm.name for arm in plan.arms if not arm.url]
+        if missing:
+            raise InputError(f"--engine endpoint: arm {missing[0]} has no URL; give --endpoint {missing[0]}=http://...")
+        self.plan = plan
+
+    def boot(self, arm: Arm, boot_dir: Path) -> Visit:
+        return Visit(str(arm.url), boot_dir)
+
+    def read_back(self, arm: Arm, running: Running, url: str | None) -> ReadBack:
+        return read_back_all(running, arm, url)
+
+
+class Visit:
+    """One visit to a running server."""
+
+    def __init__(self, url: str, boot_dir: Path) -> None:
+        self.url = url
+        self.boot_dir = boot_dir
+        self.log = boot_dir / "engine.log"
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the server as it was found."""
+
+    def wait_ready(self, deadline_s: float) -> Ready:
+        deadline = time.monotonic() + deadline_s
+        while not self.alive():
+            if time.monotonic() > deadline:
+                raise EngineFailed(f"{self.url} did not answer /health within {deadline_s:g} s")
+            time.sleep(POLL_S)
+        return self.read_ready()
+
+    def wait_profile(self, deadline_s: float) -> None:
+        raise EngineFailed("--until profile: a server that runs already has no start to profile")
+
+    def read_ready(self) -> Ready:
+        """Where it answers; its process is not known from here."""
+        parts = urlsplit(self.url)
+        return Ready(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), None, self.url)
+
+    def alive(self) -> bool:
+        try:
+            answer = httpx.get(f"{self.url}/health", timeout=10.0, trust_env=False, headers=authorization())
+        except httpx.HTTPError:
+            return False
+        return answer.status_code == 200
+
+    def last_words(self) -> str:
+        return f"; {self.url} does not answer /health"
+
+    def logs(self) -> list[Path]:
+        return []

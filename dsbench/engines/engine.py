@@ -1,0 +1,102 @@
+"""What every engine is to the harness: something that starts one boot, and what is read back from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from dsbench.engines.server import EngineFailed, Ready
+from dsbench.records import Arm, Plan
+
+Command = Callable[[Plan, Arm], list[str]]
+Ranks = dict[int, dict[str, Any]]
+
+
+class Running(Protocol):
+    """One boot: entered to start it, left to end all of it."""
+
+    boot_dir: Path
+    log: Path
+
+    def __enter__(self) -> Running: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def wait_ready(self, deadline_s: float) -> Ready: ...
+
+    def wait_profile(self, deadline_s: float) -> None: ...
+
+    def read_ready(self) -> Ready | None: ...
+
+    def alive(self) -> bool: ...
+
+    def last_words(self) -> str: ...
+
+    def logs(self) -> list[Path]: ...
+
+
+@dataclass
+class ReadBack:
+    """What a boot says of itself."""
+
+    model: str
+    """Name that requests ask for."""
+    conditions: Ranks = field(default_factory=dict)
+    kv_profiles: Ranks = field(default_factory=dict)
+    findings: list[tuple[str, str]] = field(default_factory=list)
+    """Codes and lines about what does not fit together."""
+
+
+class Engine(Protocol):
+    """One kind of engine, for one plan."""
+
+    def boot(self, arm: Arm, boot_dir: Path) -> Running: ...
+
+    def read_back(self, arm: Arm, running: Running, url: str | None) -> ReadBack:
+        """Facts and profile of a boot that is ready (or profiled: `url` is None)."""
+        ...
+
+
+def boot_environment(arm: Arm, boot_dir: Path) -> dict[str, str]:
+    """Variables of one boot, beside those that its engine adds."""
+    return {**arm.env, "DSBENCH_TOGGLES": arm.environment, "DSBENCH_BOOT_DIR": str(boot_dir.resolve())}
+
+
+def read_ranks(boot_dir: Path, name: str) -> Ranks:
+    """`name`.rankN.json of every rank that wrote one. EngineFailed if one is not a JSON object."""
+    found: Ranks = {}
+    for path in sorted(boot_dir.glob(f"{name}.rank*.json")):
+        number = path.name.removeprefix(f"{name}.rank").removesuffix(".json")
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise EngineFailed(f"{path.name}: {error}") from None
+        if not number.isdigit() or not isinstance(content, dict):
+            raise EngineFailed(f"{path.name} is not the object of one rank")
+        found[int(number)] = content
+    return found
+
+
+def engine_of(plan: Plan, command: Command | None = None) -> Engine:
+    """The engine of a plan. `command` gives another command line for the embedded one."""
+    if plan.engine == "vllm":
+        from dsbench.engines.vllm import Vllm
+
+        return Vllm(plan)
+    if plan.engine == "command":
+        from dsbench.engines.command import Rigged
+
+        return Rigged(plan)
+    if plan.engine == "endpoint":
+        from dsbench.engines.endpoint import Endpoint
+
+        return Endpoint(plan)
+    from dsbench.engines.embedded import Embedded
+
+    return Embedded(plan, command)

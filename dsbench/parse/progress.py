@@ -1,0 +1,27 @@
+"""How far a starting server is, from its log: loading, profiling, compiling, capturing, serving."""
+
+from __future__ import annotations
+
+PHASES: dict[str, tuple[str, ...]] = {
+    "loading": ("Starting to load model", "Loading safetensors", "Model loading took"),
+    "compiling": ("Dynamo bytecode transform", "Compiling a graph", "torch.compile took", "torch.compile takes"),
+    "profiling": ("Memory profiling takes", "Profiling CUDA graph", "Available KV cache memory", "KV cache size: "),
+    "capturing": ("Capturing CUDA graph", "Graph capturing finished"),
+    "serving": ("Starting vLLM", "Application startup complete"),
+}
+"""Phrases of each phase, in the order in which a start usually goes through them."""
+
+COMPILING = (*PHASES["compiling"], *PHASES["capturing"], "Autotuning process starts")
+"""What a server that is already measured must not print: it would time the compiler."""
+
+
+def phase_of(text: str) -> str | None:
+    """The phase whose line stands last in `text`; None if it has none."""
+    last = {name: max(text.rfind(phrase) for phrase in phrases) for name, phrases in PHASES.items()}
+    name = max(last, key=lambda name: last[name])
+    return name if last[name] >= 0 else None
+
+
+def compile_lines(text: str) -> list[str]:
+    """Lines that tell of compiling, capturing or tuning."""
+    return [line.strip()[:300] for line in text.split("\n") if any(phrase in line[:2000] for phrase in COMPILING)]
