@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dsbench.metrics import Metric, metric
-from dsbench.records import Plan, Verdict
+from dsbench.records import Word
 from dsbench.simulation import noise
 from dsbench.simulation.comparing import (
     ALPHA,
@@ -31,6 +31,8 @@ from dsbench.simulation.noise import Floats, Rng, Spread
 from dsbench.simulation.requests import t_rejects, u_rejects
 from dsbench.simulation.tally import Outcome
 from dsbench.stats.power import smallest_effect, smallest_effect_unblocked
+from dsbench.table_input import Table, TableArm
+from dsbench.table_judge import judge_table
 
 Order = Callable[[Rng, int, int], Bools]
 
@@ -72,65 +74,82 @@ class Clock:
         return noise.SPREADS[self.noise]
 
     def claimed(self, sd: float) -> float | None:
-        """Smallest effect with 80 % power on a rig of this spread, in the unit or as a logarithm."""
-        share = self.metric.margin
-        margin = share * self.spread.mean if self.spread.absolute else -math.log1p(-share)
-        if self.blocked:
-            return smallest_effect(noise.difference_sd(self.spread, sd), self.boots, ALPHA, margin)
-        between = noise.shuffled_sd(self.spread, sd, 2 * self.boots)
-        return smallest_effect_unblocked(between, self.boots, self.boots, ALPHA, margin)
+        """Smallest effect with 80 % power on a rig of this spread, as a fraction of the mean."""
+        spread, margin = self.spread, self.metric.margin
+        of_mean = 1 / spread.mean if spread.absolute else 1.0
+        if not self.blocked:
+            between = noise.shuffled_sd(spread, sd, 2 * self.boots) * of_mean
+            return smallest_effect_unblocked(between, self.boots, self.boots, ALPHA, margin)
+        # A block's difference is that of logarithms; a loss is farther from no change than a gain of its size.
+        between = noise.difference_sd(spread, sd) * of_mean
+        found = smallest_effect(between, self.boots, ALPHA, -math.log1p(-margin))
+        return None if found is None else math.expm1(found)
 
     def claim(self) -> float | None:
-        """The claimed effect of a middling rig, as a fraction."""
-        effect = self.claimed(float(np.mean(self.spread.boot)))
-        if effect is None:
-            return None
-        return effect / self.spread.mean if self.spread.absolute else math.expm1(effect)
+        """The claimed effect of a middling rig."""
+        return self.claimed(float(np.mean(self.spread.boot)))
 
     def run(self, rng: Rng, n: int, planted: bool) -> list[Outcome]:
         """n experiments; with `planted`, losses and gains of the claimed effect in turn."""
-        spread, plan = self.spread, two_arms(self.metric, self.boots)
+        spread = self.spread
         sd = noise.draw_between(rng, spread.boot, n)
         where = self.order(rng, n, self.boots)
         effects = np.zeros(n)
         if planted:
-            effects = np.array([self.claimed(float(s)) or 0.0 for s in sd]) * np.where(np.arange(n) % 2, 1, -1)
-        values = noise.requests(rng, spread, sd, 2 * self.boots, effects[:, None] * where)
+            effects = np.array([self.claimed(float(s)) or 0.0 for s in sd])
+            # Blocks are compared by their logarithms, and so a loss is planted that has a gain's.
+            effects[::2] = -effects[::2] / (1 + effects[::2]) if self.blocked else -effects[::2]
+        shift = effects * spread.mean if spread.absolute else np.log1p(effects)
+        values = noise.requests(rng, spread, sd, 2 * self.boots, shift[:, None] * where)
         readings = noise.boot_readings(values)
-        rows = [self._row(plan, readings[i], where[i]) for i in range(n)]
-        t = u = np.zeros(n, dtype=np.bool_)
+        judge = self._row if self.blocked else self._table
+        t: list[bool | None] = [None] * n
+        u = t
         if spread.requests > 1:
             a, b = of_arm(values, ~where), of_arm(values, where)
-            t, u = t_rejects(a, b, ALPHA), u_rejects(a, b, ALPHA)
+            t, u = t_rejects(a, b, ALPHA).tolist(), u_rejects(a, b, ALPHA).tolist()
         return [
-            self._outcome(row, float(effect), (bool(by_t), bool(by_u)) if spread.requests > 1 else (None, None))
-            for row, effect, by_t, by_u in zip(rows, effects, t, u, strict=True)
+            replace(judge(readings[i], where[i], float(effects[i])), t_over_requests=t[i], u_over_requests=u[i])
+            for i in range(n)
         ]
 
-    def _row(self, plan: Plan, readings: Floats, candidate: Bools) -> Verdict:
+    def _row(self, readings: Floats, candidate: Bools, effect: float) -> Outcome:
+        """By `compare`, as an experiment's metric is judged."""
         boots = [
             boot(
-                i + 1,
-                CANDIDATE if candidate[i] else BASELINE,
-                i // 2 + 1 if self.blocked else None,
-                [reading(self.metric, i + 1, float(value))],
+                i + 1, CANDIDATE if candidate[i] else BASELINE, i // 2 + 1, [reading(self.metric, i + 1, float(value))]
             )
             for i, value in enumerate(readings)
         ]
-        return row_of(plan, boots)
+        row = row_of(two_arms(self.metric, self.boots), boots)
+        covered = covers(row, effect, effect * self.spread.mean)
+        return self._outcome(row.word, rejects(row), covered, row.confidence, effect)
 
-    def _outcome(self, row: Verdict, effect: float, over_requests: tuple[bool | None, bool | None]) -> Outcome:
-        relative = effect / self.spread.mean if self.spread.absolute else math.expm1(effect)
-        rises_well = (effect > 0) == (self.metric.better == "up")
-        return Outcome(
-            word=row.word,
-            rejected=rejects(row),
-            covered=covers(row, relative, relative * self.spread.mean),
-            attained=row.confidence,
-            right=effect != 0 and row.word == ("improved" if rises_well else "regressed"),
-            t_over_requests=over_requests[0],
-            u_over_requests=over_requests[1],
+    def _table(self, readings: Floats, candidate: Bools, effect: float) -> Outcome:
+        """By `judge_table`, as readings without blocks are judged."""
+        table = Table(
+            metric=self.metric.key,
+            unit=self.metric.unit,
+            higher_is_better=self.metric.better == "up",
+            practical_margin=self.metric.margin * self.spread.mean,
+            alpha=ALPHA,
+            arms={
+                name: TableArm(boots=readings[where].tolist())
+                for name, where in ((BASELINE, ~candidate), (CANDIDATE, candidate))
+            },
         )
+        verdict = judge_table(table)
+        span, p = verdict.figures["interval_90"], verdict.figures["p"]
+        covered = None if span is None else span[0] <= effect * self.spread.mean <= span[1]
+        attained = verdict.figures["interval_confidence_attained"]
+        return self._outcome(verdict.word, p is not None and p <= ALPHA, covered, attained, effect)
+
+    def _outcome(
+        self, word: Word, rejected: bool, covered: bool | None, attained: float | None, effect: float
+    ) -> Outcome:
+        rises_well = (effect > 0) == (self.metric.better == "up")
+        right = effect != 0 and word == ("improved" if rises_well else "regressed")
+        return Outcome(word, rejected, covered, attained, right)
 
 
 def blocked(name: str, blocks: int) -> Clock:
