@@ -22,7 +22,7 @@ SHARED_FLAGS = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Dims
 }  # fmt: skip
 """Engine flags that an arm's `args` may not have: one value for all arms, or a key of its own."""
 
-SOURCES = ("python", "torch", "impl_version", "impl_sources")
+SOURCES = ("python", "torch", "vllm", "served_version", "impl_version", "impl_sources")
 
 FOLLOWS = {
     "python": SOURCES,
@@ -30,6 +30,11 @@ FOLLOWS = {
     "speculative": ("speculative", "draft_tokens", "draft_weights", "draft_sample_method", "rejection_sample_method",
                     "synthetic_rates", "graph_mode", "capture"),
     "--eager": ("graph_mode", "capture"),
+    "--enforce-eager": ("graph_mode", "capture_sizes"),
+    "--speculative-config": ("speculative", "draft_tokens", "draft_sample_method", "rejection_sample_method",
+                             "synthetic_acceptance_length", "capture_sizes"),
+    "--enable-prefix-caching": ("prefix_caching", "served_prefix_caching"),
+    "--no-enable-prefix-caching": ("prefix_caching", "served_prefix_caching"),
     "--rejection-sample-method": ("rejection_sample_method", "synthetic_rates"),
     "--synthetic-acceptance-rates": ("rejection_sample_method", "synthetic_rates"),
     "--synthetic-acceptance-length": ("rejection_sample_method", "synthetic_rates"),

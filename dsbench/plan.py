@@ -17,7 +17,7 @@ from dsbench.errors import InputError
 from dsbench.fit import Fitted, fit
 from dsbench.matrices import BASELINE, Kind, Matrix, design, name_of
 from dsbench.metrics import metric
-from dsbench.records import ALPHA, EQUIVALENCE_CONFIDENCE, Arm, Look, Plan, PlannedBoot
+from dsbench.records import ALPHA, EQUIVALENCE_CONFIDENCE, Arm, EngineName, Look, Plan, PlannedBoot
 from dsbench.suite import Suite
 from impl.dims import Dims
 from impl.toggles import REGISTRY, ToggleError, ToggleSet, find
@@ -34,6 +34,7 @@ def plan_experiment(
     matrix: Kind | None = None,
     alike: bool = False,
     speculative: str | None = None,
+    engine: EngineName = "embedded",
     engine_args: Sequence[str] = (),
     blocks: int | None = None,
     until_resolved: int | None = None,
@@ -56,11 +57,11 @@ def plan_experiment(
             raise InputError(f"--arm and --toggle {toggles[0]}: give an arm its toggles as toggles={toggles[0]}")
         if matrix:
             raise InputError(f"--matrix {matrix} is made of toggles: name them with --toggle, without --arm")
-        planned = _built(arms, speculative, dims, controls, alike)
+        planned = _built(arms, speculative, dims, controls, alike, engine)
         notes: list[str] = []
         chosen: Matrix | None = None
     else:
-        factors = _factors(toggles, controls)
+        factors = _factors(toggles, controls, engine)
         made = design(factors, matrix or "alone-and-together")
         chosen, notes = made.matrix, made.notes
         planned = [_arm(BASELINE, [], made.common, dims)]
@@ -86,7 +87,7 @@ def plan_experiment(
         created=now.isoformat(timespec="seconds"),
         harness_version=__version__,
         suite=suite.name,
-        engine="embedded",
+        engine=engine,
         engine_args=list(engine_args),
         dims=_plain(dims.to_json()),
         seed=seed,
@@ -105,14 +106,14 @@ def plan_experiment(
     )
 
 
-def _factors(toggles: Sequence[str], controls: bool) -> list[str]:
+def _factors(toggles: Sequence[str], controls: bool, engine: EngineName) -> list[str]:
     """The declared toggles, once each, checked against the registry."""
     if not toggles:
         raise InputError("nothing to compare: name at least one --toggle ('dsbench toggles' lists them), or two --arm")
-    return list(dict.fromkeys(_checked(text, controls) for text in toggles))
+    return list(dict.fromkeys(_checked(text, controls, engine) for text in toggles))
 
 
-def _checked(text: str, controls: bool) -> str:
+def _checked(text: str, controls: bool, engine: EngineName) -> str:
     """One declared toggle as `name` or `name=off`."""
     name, _, state = text.strip().partition("=")
     try:
@@ -129,8 +130,9 @@ def _checked(text: str, controls: bool) -> str:
         raise InputError(
             f"'{text}' is a planted defect (control), not an optimization: add --controls to run it on purpose"
         )
-    if "embedded" not in toggle.engines:
-        raise InputError(f"toggle '{name}' does not run on the embedded engine, only on {', '.join(toggle.engines)}")
+    # A rig runs what its commands start: what that engine refuses, it says itself.
+    if engine != "command" and engine not in toggle.engines:
+        raise InputError(f"toggle '{name}' does not run on the {engine} engine, only on {', '.join(toggle.engines)}")
     return spec
 
 
@@ -185,7 +187,9 @@ def _expected(factors: Sequence[str], dims: Dims) -> dict[str, int]:
     return expected
 
 
-def _built(specs: Sequence[ArmSpec], speculative: str | None, dims: Dims, controls: bool, alike: bool) -> list[Arm]:
+def _built(
+    specs: Sequence[ArmSpec], speculative: str | None, dims: Dims, controls: bool, alike: bool, engine: EngineName
+) -> list[Arm]:
     """Arms that are builds; the first is the baseline, and what another does differently is declared."""
     if len(specs) < 2:
         raise InputError(f"--arm {specs[0].name}: one arm compares with nothing; give a second --arm")
@@ -194,7 +198,7 @@ def _built(specs: Sequence[ArmSpec], speculative: str | None, dims: Dims, contro
         if names.count(name) > 1:
             raise InputError(f"--arm {name} is there twice: give every arm its own name")
     specs = [replace(spec, speculative=spec.speculative or speculative or "none") for spec in specs]
-    checked = [[_checked(text, controls) for text in spec.toggles] for spec in specs]
+    checked = [[_checked(text, controls, engine) for text in spec.toggles] for spec in specs]
     base = specs[0]
     arms = [_arm(spec.name, toggles, [], dims) for spec, toggles in zip(specs, checked, strict=True)]
     built = []

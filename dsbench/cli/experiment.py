@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsbench.errors import InputError
@@ -12,8 +13,16 @@ from impl.dims import SHAPES, Dims
 if TYPE_CHECKING:
     from dsbench.builds import ArmSpec
     from dsbench.matrices import Kind
-    from dsbench.records import Plan
+    from dsbench.records import EngineName, Plan
     from dsbench.suite import Suite, Until
+
+
+EMBEDDED_ONLY = ("shape", "max_num_batched_tokens", "max_model_len", "hidden_size", "load_format", "speculative",
+                 "eager", "draft_load_format", "synthetic_acceptance_rates", "synthetic_acceptance_length")  # fmt: skip
+UNSET = ("pico", "auto")
+"""Defaults of options that have one."""
+OPTIONS = {"shape": "dims", "endpoints": "endpoint"}
+"""Options whose name is another."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,12 @@ class Asked:
     a_python: str | None = None
     b_python: str | None = None
     controls: bool = False
+    engine: EngineName = "embedded"
+    vllm_python: str | None = None
+    serve_args: str | None = None
+    env: tuple[str, ...] = ()
+    rig: Path | None = None
+    endpoints: tuple[str, ...] = ()
 
     def suite(self) -> Suite:
         """The suite, stopped earlier or with other deadlines where that was asked for."""
@@ -57,6 +72,9 @@ class Asked:
         """The plan of what was asked; `options` are further ones of `plan_experiment`."""
         from dsbench.plan import plan_experiment
 
+        if self.engine != "embedded":
+            return self._served_plan(suite or self.suite(), specs or self._specs(), options)
+        self._refuse(("vllm_python", "serve_args", "env", "rig", "endpoints"), "is for another --engine")
         dims, engine_args = self._engine()
         return plan_experiment(
             self.toggles,
@@ -70,6 +88,39 @@ class Asked:
             controls=self.controls,
             **options,
         )
+
+    def _served_plan(self, suite: Suite, specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:
+        """The plan for an engine that is not ours."""
+        from dsbench.plan import plan_experiment
+        from dsbench.served import read_served
+
+        self._refuse(EMBEDDED_ONLY, f"is for the embedded engine; give {self.engine} its own flags in --serve-args")
+        named = [*self.toggles, *(toggle for spec in specs for toggle in spec.toggles)]
+        served = read_served(
+            self.engine, python=self.vllm_python, serve_args=self.serve_args, env=self.env, rig=self.rig,
+            endpoints=self.endpoints, toggles=named,
+        )  # fmt: skip
+        plan = plan_experiment(
+            self.toggles,
+            served.suite(suite, self.timeout),
+            served.dims(),
+            arms=served.specs(specs),
+            matrix=self.matrix,
+            speculative=served.speculative,
+            engine=self.engine,
+            engine_args=served.args,
+            seed=self.seed,
+            controls=self.controls,
+            **{"alike": self.engine == "endpoint", **options},
+        )
+        return served.finish(plan)
+
+    def _refuse(self, names: Sequence[str], why: str) -> None:
+        """InputError for the first of these options that was given."""
+        for name in names:
+            default = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) not in (default, None, (), False, *UNSET):
+                raise InputError(f"--{OPTIONS.get(name, name).replace('_', '-')} {why}")
 
     def _specs(self) -> list[ArmSpec]:
         from dsbench.builds import parse_arm, two_environments

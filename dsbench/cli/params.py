@@ -17,6 +17,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 COUNT = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0, min_open=True)
 FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
+ENGINES = ("embedded", "vllm", "command", "endpoint")
 MATRICES = ("single", "one-at-a-time", "ladder", "leave-one-out", "full", "half")
 
 
@@ -66,6 +68,20 @@ suite_options: Callable[[Function], Function] = group(
 """What is measured in each boot."""
 
 build_options: Callable[[Function], Function] = group(
+    click.option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        default="embedded",
+        show_default=True,
+        help="Ours, `vllm serve`, your own commands, or servers that run.",
+    ),
+    click.option("--vllm-python", metavar="VENV", help="vllm: environment to serve from. [default: this one]"),
+    click.option("--serve-args", metavar="ARGS", help="vllm: 'MODEL --flag value ...', as for `vllm serve`."),
+    click.option(
+        "--env", metavar="NAME[=VALUE]", multiple=True, help="Variable of every boot; a bare name is not stored."
+    ),
+    click.option("--rig", type=FILE, metavar="FILE", help="command: TOML with start, stop, health, url and ranks."),
+    click.option("--endpoint", "endpoints", metavar="NAME=URL", multiple=True, help="endpoint: a running server."),
     click.option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of order, prompts and engine."
     ),

@@ -1,0 +1,203 @@
+"""Plans for engines that are not ours: what their options say, checked before the first boot, and put into the plan."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsbench.builds import ArmSpec, interpreter
+from dsbench.engines.secrets import is_secret, refuse_secrets
+from dsbench.engines.vllm import limits, look_into, model_config, model_of, speculative_method, split_args
+from dsbench.errors import InputError
+from dsbench.records import Arm, EngineName, Plan
+from dsbench.rig import Rig, load_rig
+from dsbench.suite import Suite, Timeouts
+from impl.dims import FLASH, PICO, Dims
+
+DEEPSEEK_V4 = "DeepseekV4ForCausalLM"
+BOOT_S, STOP_S = 900.0, 30.0
+"""Deadlines of an engine that compiles while it starts; --timeout overrides the first."""
+LOG_MARGIN = 0.01
+"""Margin of KV bytes that are read from a log."""
+ENDPOINTS_DIFFER = ("vllm", "tp", "pp", "dp", "cache_state")
+"""Conditions that two running servers may differ in: which server it is, is the factor."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_URL = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.+-]{0,59})=(https?://\S+)")
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine as it was asked for."""
+
+    engine: EngineName
+    args: list[str] = field(default_factory=list)
+    python: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    rig: Rig | None = None
+    urls: dict[str, str] = field(default_factory=dict)
+    """Running servers by arm."""
+    plugin: bool = True
+    """Whether the engine can take toggles."""
+
+    @property
+    def speculative(self) -> str | None:
+        """Method of arms that do not say; a rig or an endpoint need not tell."""
+        method = speculative_method(self.args)
+        return method or ("none" if self.engine == "vllm" else None)
+
+    def dims(self) -> Dims:
+        """Shape for what the plan works out: the model's own for DeepSeek V4, else limits alone."""
+        fixed = limits(self.args)
+        config = self._config()
+        if not _is_v4(config):
+            return PICO.with_changes(**{"max_model_len": 2**20, **fixed})
+        keys = {"hidden_size": "hidden_size", "hc_mult": "hc_mult", "vocab_size": "vocab_size"}
+        known = {ours: config[theirs] for ours, theirs in keys.items() if theirs in config}
+        ratios = tuple(config.get("compress_ratios", ())[: config.get("num_hidden_layers")]) or FLASH.compress_ratios
+        layers = tuple(layer for layer in range(len(ratios))[-3:])
+        return FLASH.with_changes(name="v4", **known, compress_ratios=ratios, aux_layers=layers, **fixed)
+
+    def suite(self, suite: Suite, timeout: float | None) -> Suite:
+        """The suite without what only our own engine answers, and with deadlines for starts that compile."""
+        boot = suite.timeouts.boot if timeout is not None else max(BOOT_S, suite.timeouts.boot)
+        deadlines = Timeouts(boot=boot, probe=suite.timeouts.probe, stop=max(STOP_S, suite.timeouts.stop))
+        probes = suite.probes.without("output_law", *(["kv"] if self.engine == "endpoint" else []))
+        return suite.model_copy(update={"timeouts": deadlines, "probes": probes})
+
+    def specs(self, specs: Sequence[ArmSpec]) -> list[ArmSpec]:
+        """Arms by the URLs, where those are the arms."""
+        if self.engine != "endpoint":
+            return list(specs)
+        if specs:
+            raise InputError(f"--arm {specs[0].name}: with --engine endpoint the arms are --endpoint NAME=URL")
+        return [ArmSpec(name, speculative=None) for name in self.urls]
+
+    def finish(self, plan: Plan) -> Plan:
+        """The plan of this engine; toggles, expectations and kinds that it cannot have are taken out, and noted."""
+        notes, config = list(plan.notes), self._config()
+        exact = _is_v4(config) and "max_num_batched_tokens" in limits(self.args)
+        arms = [self._arm(arm, exact) for arm in plan.arms]
+        told: dict[str, Any] = {"name": model_of(self.args) if self.engine == "vllm" else "served", **limits(self.args)}
+        if "vocab_size" in config:
+            told["vocab_size"] = int(config["vocab_size"])
+        metrics = plan.metrics
+        if not self.plugin:
+            notes.append("no plugin of ours in this engine: no toggles, and KV bytes are read from its log")
+            metrics = [
+                m.model_copy(update={"kind": "sample", "margin": LOG_MARGIN}) if m.key == "kv.available_bytes" else m
+                for m in metrics
+            ]
+        if self.engine == "endpoint":
+            notes.append("each server was started once: boots are visits to it, and their spread is not that of starts")
+        notes.append(f"output_law: not-run, it asks in the tokens of our own model and this is {self.engine}")
+        return plan.model_copy(
+            update={
+                "engine": self.engine,
+                "arms": arms,
+                "rig": self.rig,
+                "dims": told,
+                "metrics": metrics,
+                "notes": notes,
+            }
+        )
+
+    def _arm(self, arm: Arm, exact: bool) -> Arm:
+        changes: dict[str, Any] = {
+            "env": {**self.env, **arm.env},
+            "url": self.urls.get(arm.name),
+            "expected": arm.expected if exact else {},
+        }
+        if self.engine == "vllm":
+            changes["python"] = arm.python or self.python
+            changes["speculative"] = speculative_method(arm.args) or self.speculative
+        else:
+            changes["speculative"] = None if self.speculative is None else arm.speculative
+        if not self.plugin:
+            changes |= {"on": [], "takes": [], "environment": ""}
+        if self.engine == "endpoint":
+            changes["declared"] = [*arm.declared, *ENDPOINTS_DIFFER]
+        return arm.model_copy(update=changes)
+
+    def _config(self) -> dict[str, Any]:
+        return model_config(model_of(self.args)) if self.engine == "vllm" else {}
+
+
+def read_served(
+    engine: EngineName,
+    *,
+    python: str | None,
+    serve_args: str | None,
+    env: Sequence[str],
+    rig: Path | None,
+    endpoints: Sequence[str],
+    toggles: Sequence[str],
+) -> Served:
+    """Check the options of an engine that is not ours. InputError names the option that is wrong or missing."""
+    variables = _variables(env)
+    args = split_args(serve_args or "")
+    refuse_secrets(args, variables)
+    if engine == "endpoint":
+        urls = _urls(endpoints)
+        _no_toggles(toggles, "--engine endpoint: a server that runs already")
+        return Served(engine, env=variables, urls=urls, plugin=False)
+    if engine == "command":
+        if rig is None:
+            raise InputError("--engine command needs --rig FILE, with its start, stop and health commands")
+        read = load_rig(rig)
+        plugin = any(rank.conditions for rank in read.ranks)
+        if not plugin:
+            _no_toggles(toggles, f"--rig {rig}: no rank names a `conditions` file, so an engine that")
+        return Served(engine, args=args, env=variables, rig=read, plugin=plugin)
+    model_of(args)
+    where = interpreter("--vllm-python", python) if python else sys.executable
+    installed = look_into(where, variables)
+    if not installed.plugin:
+        _no_toggles(toggles, f"--vllm-python {python or where}: without `dsbench-dspark` installed there, vLLM "
+                             f"{installed.vllm}")  # fmt: skip
+    return Served(engine, args=args, python=where, env=variables, plugin=installed.plugin)
+
+
+def _no_toggles(toggles: Sequence[str], why: str) -> None:
+    if toggles:
+        raise InputError(f"{why} takes no toggles, and '{toggles[0]}' is one: leave it out to measure builds")
+
+
+def _variables(given: Sequence[str]) -> dict[str, str]:
+    """`NAME=value` as it is; a bare `NAME` must be set here, reaches the engine by inheritance, and is not stored."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not _NAME.fullmatch(name):
+            raise InputError(f"--env '{text}': write NAME=value, or NAME for a variable that is set here")
+        if name.startswith("DSBENCH_") and name != "DSBENCH_VLLM_FAST_START":
+            raise InputError(f"--env {name}: it is set by dsbench; leave it out")
+        if equals:
+            found[name] = value
+        elif name not in os.environ:
+            kind = "a secret" if is_secret(name) else "a value"
+            raise InputError(f"--env {name}: not set here; export it to pass {kind} that is not stored")
+    return found
+
+
+def _urls(given: Sequence[str]) -> dict[str, str]:
+    urls: dict[str, str] = {}
+    for text in given:
+        found = _URL.fullmatch(text)
+        if not found:
+            raise InputError(f"--endpoint '{text}': write NAME=http://host:port")
+        if found[1] in urls:
+            raise InputError(f"--endpoint {found[1]} is there twice: give every arm its own name")
+        urls[found[1]] = found[2].rstrip("/")
+    if len(urls) < 2:
+        raise InputError("--engine endpoint needs two arms: --endpoint a=http://... --endpoint b=http://...")
+    return urls
+
+
+def _is_v4(config: dict[str, Any]) -> bool:
+    return DEEPSEEK_V4 in (config.get("architectures") or [])
