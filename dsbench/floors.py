@@ -36,10 +36,9 @@ class Build(_Noun):
     args: list[str]
     speculative: str | None
     env: dict[str, str]
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]
+    """Digests of the values, which may be paths: all that matters is whether they are the same."""
+    place: str = ""
+    """Digest of the commands or the URL of an engine that somebody else starts."""
 
 
 class Floor(_Noun):
@@ -66,7 +65,7 @@ class Floor(_Noun):
     paired: float
     """Standard deviation of the differences between the two boots of a block: what a comparison is up against."""
     smallest_effect: float | None = None
-    """Smallest change seen with 80 % power at this many blocks; None if so few could see none."""
+    """Smallest change seen with 80 % power at this many blocks; None if so few could see none, 0 if any would show."""
 
     def noise(self, blocks: int) -> float:
         """What 95 % of A/A experiments of so many blocks stay below; no claim is made below it."""
@@ -75,10 +74,10 @@ class Floor(_Noun):
         return float(student.isf(0.025, self.blocks - 1) * self.paired / math.sqrt(blocks)) if self.paired else 0.0
 
     def visible(self, blocks: int, alpha: float) -> float | None:
-        """Smallest change seen with 80 % power; None if no change could be."""
+        """Smallest change seen with 80 % power; None if no change could be, 0 where all boots read the same."""
         from dsbench.stats.power import smallest_effect
 
-        return smallest_effect(self.paired, blocks, alpha)
+        return smallest_effect(self.paired, blocks, alpha) if self.paired else 0.0
 
 
 class Floors(_Noun):
@@ -107,8 +106,8 @@ def build_of(plan: Plan, arm: Arm) -> Build:
         dims=plan.dims,
         args=[*args, *arm.args],
         speculative=arm.speculative or "none",
-        # Values may be paths; all that matters is whether they are the same.
-        env={name: hashlib.sha256(value.encode()).hexdigest()[:8] for name, value in sorted(arm.env.items())},
+        env={name: _digest(value) for name, value in sorted(arm.env.items())},
+        place=_digest(f"{plan.rig.model_dump_json() if plan.rig else ''} {arm.url}") if plan.rig or arm.url else "",
     )
 
 
@@ -117,8 +116,12 @@ def probe_digest(plan: Plan, key: str) -> str:
     for name in plan.probes.names():
         if key in plan.probes.metrics(name):
             settings = getattr(plan.probes, name).model_dump_json()
-            return hashlib.sha256(f"{name} {settings}".encode()).hexdigest()[:8]
+            return _digest(f"{name} {settings}")
     return ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 # --- measuring ------------------------------------------------------------------------------------------------------
@@ -171,10 +174,7 @@ def _floor(plan: Plan, boots: Sequence[BootEvidence], metric: Metric, rank: int 
     steps = [_step(x, y, relative) for x, y in pairs]
     from_first = [_step(values[0], value, relative) for value in values]
     drift, p = _trend(from_first)
-    from dsbench.stats.power import smallest_effect
-
-    paired = stdev(steps)
-    return Floor(
+    floor = Floor(
         metric=metric.key,
         unit=metric.unit,
         rank=rank,
@@ -187,9 +187,9 @@ def _floor(plan: Plan, boots: Sequence[BootEvidence], metric: Metric, rank: int 
         within=_within(raws, relative),
         drift=drift,
         drift_p=p,
-        paired=paired,
-        smallest_effect=smallest_effect(paired, len(pairs), plan.alpha),
+        paired=stdev(steps),
     )
+    return floor.model_copy(update={"smallest_effect": floor.visible(len(pairs), plan.alpha)})
 
 
 def _step(x: float, y: float, relative: bool) -> float:

@@ -180,7 +180,7 @@ def _full(factors: list[str]) -> Design:
             cells.append(_cell(members))
     notes = [f"full factorial of {len(factors)} toggles: {len(cells) + 1} arms"]
     if left_out:
-        notes.append(f"{len(left_out)} arms cannot be run: {'; '.join(left_out)}")
+        notes.append(f"arms left out, since they cannot be run: {'; '.join(left_out)}")
     return Design(Matrix(kind="full", factors=factors, left_out=left_out), cells, [], notes)
 
 

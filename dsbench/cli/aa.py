@@ -51,7 +51,9 @@ def aa(boots: int | None, python: str | None, stored: str | None, out: Path, as_
         plan = _plan(Asked(**asked), boots, python, out)
         folder = create(plan, out)
     with nothing_left_if_refused(folder, kept=bool(stored)):
-        if len({(arm.build, arm.environment) for arm in plan.arms}) != 1 or plan.fingerprint is None:
+        base = plan.baseline
+        alike = all((arm.build, arm.environment) == (base.build, base.environment) for arm in plan.arms)
+        if not alike or plan.fingerprint is None:
             raise InputError(f"{folder} is no A/A experiment: its arms differ, or it does not know its machine")
         verdict = run(plan, folder, as_json=False, quiet=as_json)
     if verdict.word == "void":
@@ -111,6 +113,7 @@ def _row(floor: Floor) -> list[object]:
 
     p = "" if floor.drift_p is None else f" (p={floor.drift_p:.2g})"
     visible = "none: too few blocks" if floor.smallest_effect is None else spread(floor.smallest_effect)
+    visible = visible if floor.paired else "any"
     return [
         floor.metric if floor.rank is None else f"{floor.metric} rank {floor.rank}",
         f"{floor.centre:,.10g} {floor.unit}",
