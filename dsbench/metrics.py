@@ -47,6 +47,12 @@ def _tps(key: str, summary: str) -> Metric:
     )
 
 
+def _ms(key: str, summary: str) -> Metric:
+    return Metric(
+        key=key, unit="ms", better="down", kind="sample", margin=0.02, scope="process", summary=summary, clock=True
+    )
+
+
 def _accept(name: str, unit: str, margin: float, summary: str) -> Metric:
     return Metric(
         key=f"accept.{name}",
@@ -71,13 +77,17 @@ _METRICS = (
     _kv("workspace_bytes", "B", "down", "bytes of the persistent workspace for temporaries"),
     _kv("peak_activation_bytes", "B", "down", "most bytes of activations alive at once in the profile step"),
     _kv("runtime_peak_bytes", "B", "down", "most bytes of serving operations that no profile runs, beside the KV line"),
-    _kv("resident_bytes", "B", "down", "bytes of all that stays, buffers after the profile included; no pages, no graphs"),
+    _kv("resident_bytes", "B", "down", "bytes of all that stays, later buffers included; no pages, no graphs"),
     _kv("index_maps_per_step", "maps", "down", "maps of dense compressed indices that a step of prefills launches"),
     _kv("non_torch_bytes", "B", "down", "bytes the device gave to something other than the allocator"),
     _kv("blocks", "blocks", "up", "KV blocks that fit"),
     _kv("tokens", "tokens", "up", "KV tokens, derived from the blocks"),
     _kv("max_concurrency", "requests", "up", "requests of max_model_len that fit at once, derived from the blocks"),
     _tps("decode.tps.c*", "decoded tokens per second with * streams, first token to last"),
+    _ms("decode.ttft_ms.c*", "time to the first token with * streams, from sending the request"),
+    _ms("decode.itl_ms.c*", "time between neighbouring pieces of a stream with * streams"),
+    _ms("decode.tpot_ms.c*", "time a token after the first piece with * streams"),
+    _ms("decode.step_ms.c*", "time a step with * streams, whatever number of tokens a step emits"),
     _tps("prefill.tps.*", "prompt tokens per second of prompts of * tokens"),
     _item("smoke.correct", "short questions with one right answer"),
     _item("identity.tokens", "greedy token ids of fixed prompts, equal to the baseline's"),

@@ -38,7 +38,7 @@ class GlobalRows(NamedTuple):
     """int32 [W]: 0..W-1"""
 
     def slots(self, part: slice, hidden: Tensor, workspace: Workspace) -> Tensor:
-        """Slots of tokens `part`, int64 [n * W] in the present scope; those not there are told in `hidden`, bool [n, W]."""
+        """Slots of tokens `part`, int64 [n * W] in the present scope; `hidden`, bool [n, W], marks those not there."""
         out = workspace.empty(hidden.shape, torch.int64)
         n_decode = self.decode.shape[0]
         first, last = min(part.start, n_decode), min(part.stop, n_decode)

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from impl.engine.profile import LiveBytes, MemoryMeter
+from impl.engine.profile import LiveBytes, MemoryMeter, serve_only
 from impl.ops.workspace import Workspace
 
 MIB = 1 << 20
@@ -68,6 +68,35 @@ def test_meter_splits_the_components():
     assert profile.source == "live-bytes"
     assert [t.bytes for t in profile.peak] == [1000, 1000]
     assert profile.available_bytes(10_000) == 10_000 - 2000 - 75 - 128 - 2000
+
+
+def test_serve_only_operations_move_their_own_peak_and_borrowed_buffers_no_figure():
+    with MemoryMeter(torch.device("cpu")) as meter:
+        borrowed = torch.zeros(500, dtype=torch.uint8)
+
+        def step() -> None:
+            x = torch.zeros(1000, dtype=torch.uint8)
+            with serve_only():
+                a = x.clone()
+                b = torch.cat((a, a, a))
+                del a
+                b.clone()
+                del b
+            x.clone()
+            with serve_only():
+                x.clone()
+
+        profile = meter.profile([], Workspace(), step, borrowed.nbytes)
+        del borrowed
+        kept = torch.zeros(70, dtype=torch.uint8)
+        assert meter.allocated_bytes() == kept.nbytes
+    assert profile.persistent_bytes == 0
+    assert profile.peak_activation_bytes == 2000
+    assert profile.runtime_peak_bytes == 6000
+    assert [t.bytes for t in profile.runtime_peak] == [3000, 3000]
+    assert profile.available_bytes(10_000) == 8000
+    with serve_only():  # no meter: nothing to tell
+        pass
 
 
 RSS_SCRIPT = """

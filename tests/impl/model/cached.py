@@ -50,12 +50,15 @@ class CachedLayer:
     """Attention of one layer over pages of its own, for requests of at most `length` tokens."""
 
     def __init__(
-        self, dims: Dims, layer: int, requests: int = 1, length: int = 320, fill: int = 0, toggles: str = ""
-    ) -> None:
+        self, dims: Dims, layer: int, requests: int = 1, length: int = 320, fill: int = 0, toggles: str = "",
+        platform: str = "cpu",
+    ) -> None:  # fmt: skip
         self.dims, self.layer, ratio = dims, layer, dims.compress_ratios[layer]
         self.weights = weights(dims, layer)
         self.markers, switches = Markers(), ToggleSet.parse(toggles)
-        self.attention = Attention(dims, layer, dict(self.weights), RopeTable(dims, ratio), switches, self.markers)
+        self.attention = Attention(
+            dims, layer, dict(self.weights), RopeTable(dims, ratio), switches, self.markers, platform=platform
+        )
         # A step of these tests may have more rows than a step of the engine.
         wide = dims.with_changes(max_num_batched_tokens=max(dims.max_num_batched_tokens, requests * length))
         self.rows = IndexRows(wide, switches, self.markers, "cpu") if ratio > 4 else None

@@ -1,5 +1,7 @@
 """The attention sublayer against a float64 version, and against itself: batches, chunks, garbage, memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -175,6 +177,32 @@ def test_the_input_dies_before_the_output_is_allocated_and_all_else_is_workspace
     scratch = n * cached.attention.heads * dims.head_dim * 2
     scratch += n * dims.index_row_width * 4 if dims.compress_ratios[layer] > 4 else 0
     assert scratch <= live.peak - out.nbytes <= scratch + 64 * n + 1024
+
+
+@by_layer
+def test_queries_in_place_change_no_bit_or_are_refused(prefilled, dims, layer):
+    """Mixed rows around the tile's edges; where heads are padded the query keeps storage of its own, and says why."""
+    base, x, y, _ = prefilled(dims, layer)
+    cached = CachedLayer(dims, layer, requests=2, toggles="q_in_place,c128_indices_in_place,c128a_topk_shared")
+    cached.pages, cached.tables = replace(base.pages, index_rows=cached.rows), base.tables
+    for n, decodes in ((1, 1), (1, 0), (63, 5), (257, 64), (300, 300), (300, 299)):
+        got = cached.run(x[LENGTH - n : LENGTH], list(range(LENGTH - n, LENGTH)), decodes=decodes)
+        assert torch.equal(got, y[LENGTH - n : LENGTH])
+    padded = cached.attention.heads != dims.n_heads
+    assert (cached.markers.taken["q_in_place"] == 0) == padded
+    refused = cached.markers.refused["q_in_place"]
+    assert sum(refused.values()) == (6 if padded else 0)
+    assert all(f"{dims.n_heads} local heads, the kernel reads" in reason for reason in refused)
+
+
+@pytest.mark.parametrize("platform", ["sm90", "sm120"])
+def test_heads_padded_for_a_platform_give_the_same_rows(platform):
+    """Zeroed heads beside the real ones; wider than the CPU needs, so the same within rounding of the sums."""
+    base, wide = CachedLayer(PICO, 0), CachedLayer(PICO, 0, platform=platform)
+    x = inputs(PICO, 70)
+    got, wanted = (c.run(x, list(range(70))).float() for c in (wide, base))
+    assert wide.attention.heads in (32, 64)
+    assert (got - wanted).abs().max() <= 0.01 * wanted.abs().max()
 
 
 @by_layer
