@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from impl.audit.report import Finding, NotRun, Outcome
 from impl.audit.source import place
 from impl.engine.draft_replay import DraftReplay
 from impl.engine.graphs import GraphCache, Replay
+from impl.engine.propose import DsparkProposer
 from impl.engine.runner import Runner
 from impl.engine.tape import Tape
 from impl.engine.target_replay import TargetReplay
@@ -70,13 +71,15 @@ class Operations(TorchDispatchMode):
         return counted
 
 
-def check(toggles: str = "", traced: Traced | None = None) -> Outcome:
+def check(toggles: str = "", traced: Traced | None = None, capture: Literal["draft", "rounds"] = "rounds") -> Outcome:
+    """`toggles`, `capture`: of the engine. `traced`: what must trace without a break, in place of the seams."""
     expected = _outcome(trial.run(trial.engine(toggles)) if toggles else trial.baseline())
-    replaying = trial.boot(toggles, pages=False, eager=False, capture="rounds")
+    replaying = trial.boot(toggles, pages=False, eager=False, capture=capture)
     start = time.monotonic()
     replaying.allocate_pages()
     seconds = time.monotonic() - start
-    caches = _caches(replaying)
+    caches = _captured(replaying)
+    tapes = [owner for _, _, r in caches if isinstance(owner := getattr(r._launch, "__self__", None), Tape)]
     operations = Operations()
     with ExitStack() as stack:
         for owner, name in ((DraftReplay, "propose"), (TargetReplay, "run")):
@@ -90,44 +93,39 @@ def check(toggles: str = "", traced: Traced | None = None) -> Outcome:
         raise NotRun("the trial has replayed nothing")
     beside = operations.counts["call"]
     work = {name: count for name, count in beside.items() if name not in MOVES}
-    findings: list[Finding] = []
-    differs = trial.difference(expected, got)
-    if differs:
-        findings.append(
-            Finding(
-                "replay-differs",
-                f"replayed, its memory poisoned before: {differs} differ from eager",
-                place(GraphCache.get_or_capture),
-                "state that a replay must follow goes into a persistent buffer by copy_, never into an attribute",
-            )
-        )
-    if work:
-        what = ", ".join(f"{name} x{count}" for name, count in sorted(work.items()))
-        findings.append(
-            Finding(
-                "work-outside-graph",
-                f"beside {replays} replays run {what}",
-                f"{place(DraftReplay.propose)}, {place(TargetReplay.run)}",
-                "move it into the captured function, or out of the round",
-            )
-        )
     broken, breaks = _graph_breaks(seams() if traced is None else traced)
-    findings += broken
-    steps = [len(tape.steps) for _, _, replay in caches if (tape := _tape(replay)) is not None]
     return Outcome(
-        tuple(findings),
+        (*_replay_findings(trial.difference(expected, got), work, replays), *broken),
         {
             "graphs captured": ", ".join(f"{name} {size}" for name, size, _ in caches),
             "capture seconds": round(seconds, 2),
-            "operations in tapes": sum(steps),
+            "operations in tapes": sum(len(tape.steps) for tape in tapes),
             "replays": replays,
             "operations replayed": operations.counts["replay"].total(),
-            "copies and views beside replays": sum(beside.values()) - sum(work.values()),
+            "copies and views beside replays": beside.total() - sum(work.values()),
             "other operations beside replays": sum(work.values()),
             "operations of the rest of the steps": operations.counts["step"].total(),
             "graph breaks": breaks,
         },
     )
+
+
+def _replay_findings(differs: str, work: Mapping[str, int], replays: int) -> Iterator[Finding]:
+    if differs:
+        yield Finding(
+            "replay-differs",
+            f"replayed, its memory poisoned before: {differs} differ from eager",
+            place(GraphCache.get_or_capture),
+            "state that a replay must follow goes into a persistent buffer by copy_, never into an attribute",
+        )
+    if work:
+        what = ", ".join(f"{name} x{count}" for name, count in sorted(work.items()))
+        yield Finding(
+            "work-outside-graph",
+            f"beside {replays} replays run {what}",
+            f"{place(DraftReplay.propose)}, {place(TargetReplay.run)}",
+            "move it into the captured function, or out of the round",
+        )
 
 
 def seams() -> Traced:
@@ -175,11 +173,15 @@ def _graph_breaks(traced: Traced) -> tuple[list[Finding], int]:
     return findings, breaks
 
 
-def _caches(runner: Runner) -> list[tuple[str, int, Replay]]:
-    """(whose, batch size, replay) of every captured graph."""
+def _captured(runner: Runner) -> list[tuple[str, int, Replay]]:
+    """(whose, batch size, replay) of every graph."""
     assert runner.rounds is not None
+    assert isinstance(runner.rounds.proposer, DsparkProposer)
+    owners: dict[str, DraftReplay | TargetReplay | None] = {"draft": runner.rounds.proposer.replay}
+    if runner.config.capture == "rounds":
+        owners["target"] = runner.target_replay
     found: list[tuple[str, int, Replay]] = []
-    for name, owner in (("draft", runner.rounds.proposer.replay), ("target", runner.target_replay)):  # type: ignore[union-attr]
+    for name, owner in owners.items():
         if owner is None:
             raise NotRun(f"the engine has captured nothing of the {name}")
         found += [(name, size, owner.graphs.get_or_capture(size, _never)) for size in owner.sizes]
@@ -199,16 +201,6 @@ def _poisoned_first(replay: Replay) -> Callable[[], None]:
         launch()
 
     return run
-
-
-def _tape(replay: Replay) -> Tape | None:
-    for cell in getattr(replay._launch, "__closure__", None) or ():
-        inner = cell.cell_contents
-        for deeper in (inner, *(c.cell_contents for c in getattr(inner, "__closure__", None) or ())):
-            owner = getattr(deeper, "__self__", None)
-            if isinstance(owner, Tape):
-                return owner
-    return None
 
 
 def _outcome(trace: trial.Trace) -> trial.Trace:

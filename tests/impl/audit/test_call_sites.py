@@ -19,7 +19,7 @@ def test_the_tree_is_clean_but_for_the_declared_control():
     outcome = check()
     assert outcome.findings == ()
     assert outcome.evidence["positional, declared as control"] == 1
-    assert outcome.evidence["call sites"] == 2
+    assert outcome.evidence["call sites"] >= 2
     assert (
         "draft_logits_index_mapping | synthetic_conditional_rates" in outcome.evidence["adjacent optional parameters"]
     )

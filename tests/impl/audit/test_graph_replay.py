@@ -35,7 +35,7 @@ def test_planted_defects_are_found(monkeypatch):
         return tokens
 
     monkeypatch.setattr(DraftReplay, "propose", slow)
-    outcome = check("draft_logits_persistent=off", {"prints": (prints, (torch.ones(3),))})
+    outcome = check("draft_logits_persistent=off", {"prints": (prints, (torch.ones(3),))}, "draft")
     found = {finding.code: finding for finding in outcome.findings}
     assert found.keys() == {"replay-differs", "work-outside-graph", "graph-break"}
     assert "mm x" in found["work-outside-graph"].what
