@@ -176,14 +176,21 @@ def _state(toggles: Sequence[str]) -> ToggleSet:
         raise InputError(str(error)) from None
 
 
+PART_OF = {"kv.persistent_bytes": "kv.resident_bytes"}
+"""Metrics whose bytes another metric counts, too."""
+
+
 def _expected(factors: Sequence[str], dims: Dims) -> dict[str, int]:
     """Change of the primary metrics that the registry expects, in bytes."""
     expected: dict[str, int] = {}
-    for toggle in (find(name_of(factor)) for factor in factors):
-        if toggle.expected_bytes is not None:
-            better = metric(toggle.primary).better
-            saved = toggle.expected_bytes(dims)
-            expected[toggle.primary] = expected.get(toggle.primary, 0) + (saved if better == "up" else -saved)
+    toggles = [find(name_of(factor)) for factor in factors]
+    primaries = {toggle.primary for toggle in toggles}
+    for toggle in toggles:
+        if toggle.expected_bytes is None:
+            continue
+        saved = toggle.expected_bytes(dims)
+        for key in filter(primaries.__contains__, (toggle.primary, PART_OF.get(toggle.primary, ""))):
+            expected[key] = expected.get(key, 0) + (saved if metric(key).better == "up" else -saved)
     return expected
 
 

@@ -74,6 +74,7 @@ def _describe(toggle: Toggle, dims: Dims) -> None:
         "exactness": toggle.exactness,
         "judged by": toggle.primary,
         "needs": toggle.needs or "nothing more",
+        "argument": _argument(toggle),
         "requires": ", ".join(toggle.requires) or "no other toggle",
         "conflicts": ", ".join(toggle.conflicts) or "none",
         "engines": ", ".join(toggle.engines),
@@ -94,6 +95,18 @@ def _saving(toggle: Toggle, dims: Dims) -> str:
     return "-" if size is None else f"{size:,} B" if size < 2**20 else mib(size)
 
 
+def _argument(toggle: Toggle) -> str:
+    what = toggle.argument
+    return f"{toggle.name}:{what.name}, {what.summary}, {what.least} to {what.most}" if what else "none"
+
+
 def _to_json(toggle: Toggle, dims: Dims) -> dict[str, Any]:
     fields = {f.name: getattr(toggle, f.name) for f in dataclasses.fields(toggle)}
-    return {**fields, "expected_bytes": _expected(toggle, dims), "dims": dims.name, "T": dims.max_num_batched_tokens}
+    argument = dataclasses.asdict(toggle.argument) if toggle.argument else None
+    return {
+        **fields,
+        "argument": argument,
+        "expected_bytes": _expected(toggle, dims),
+        "dims": dims.name,
+        "T": dims.max_num_batched_tokens,
+    }

@@ -175,3 +175,13 @@ def test_every_block_holds_every_arm_once_and_two_blocks_mirror(toggles, blocks,
 def test_the_order_is_random_not_fixed():
     first = [make("mhc_input_reuse", seed=seed).boots[2].arm for seed in range(200)]
     assert 60 < first.count("baseline") < 140
+
+
+def test_what_a_toggle_frees_for_good_counts_in_what_stays():
+    plan = make("mtp_hidden_skip", "c128a_topk_shared")
+    streams, rows = (REGISTRY[name].expected_bytes(PICO) for name in ("mtp_hidden_skip", "c128a_topk_shared"))
+    assert [arm.expected for arm in plan.arms[1:]] == [
+        {"kv.persistent_bytes": -streams},
+        {"kv.resident_bytes": -rows},
+        {"kv.persistent_bytes": -streams, "kv.resident_bytes": -streams - rows},
+    ]
