@@ -12,6 +12,7 @@ from dsbench.records import (
     Check,
     Conditions,
     Counters,
+    Finding,
     KvProfile,
     Markers,
     Observation,
@@ -37,6 +38,7 @@ class BootEvidence:
     observations: list[Observation] = field(default_factory=list)
     checks: dict[str, Check] = field(default_factory=dict)
     """By probe."""
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -73,6 +75,8 @@ def gather(plan: Plan, records: Sequence[Record]) -> list[BootEvidence]:
             boot.counters.append(record)
         elif isinstance(record, Observation):
             boot.observations.append(record)
+        elif isinstance(record, Finding):
+            boot.findings.append(record)
         elif isinstance(record, Check):
             boot.checks[record.probe] = record
     return list(boots.values())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dsbench.claims import corrected
 from dsbench.compare import compare
+from dsbench.decide import overall, worst
 from dsbench.effects import effects
 from dsbench.evidence import BootEvidence, gather
 from dsbench.looks import as_reached
@@ -18,7 +20,6 @@ from dsbench.records import (
     Record,
     Verdict,
     VoidReason,
-    Word,
 )
 from dsbench.sanity import acceptance_findings, law_findings
 from dsbench.void import void_reasons
@@ -29,12 +30,12 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
     plan = as_reached(plan, records)
     boots = gather(plan, records)
     usable = [boot for boot in boots if boot.ok and boot.planned.phase == "measured"]
-    rows = [row for arm in plan.arms[1:] for row in _rows(plan, usable, arm)]
+    rows = corrected(plan, [row for arm in plan.arms[1:] for row in _rows(plan, usable, arm)])
     void = [*void_reasons(plan, boots), *_drift(rows), *_nothing_checked(rows)]
     if void:
         rows = [row.model_copy(update={"word": "void"}) if row.word != "not-run" else row for row in rows]
     arms = [_arm_verdict(arm, [row for row in rows if row.arm == arm.name], bool(void)) for arm in plan.arms[1:]]
-    word = _worst([arm.word for arm in arms])
+    word = worst([arm.word for arm in arms])
     additivity = [] if void else _additivity(plan, rows)
     return ExperimentVerdict(
         id=plan.id,
@@ -82,22 +83,10 @@ def _arm_verdict(arm: Arm, rows: Sequence[Verdict], void: bool) -> ArmVerdict:
     """Rule 5: void, else a regressed primary or guard, else the primary's word with unresolved guards listed."""
     primary = [row.word for row in rows if row.role == "primary"]
     guards = [row for row in rows if row.role == "guard"]
-    word: Word
-    if void:
-        word = "void"
-    elif "regressed" in [*primary, *(row.word for row in guards)]:
-        word = "regressed"
-    else:
-        word = _worst(primary)
-    unresolved = [row.metric for row in guards if row.word in ("inconclusive", "not-run")]
+    word = overall(primary, [row.word for row in guards], void)
+    # A gain that does not stand among all claims is still no loss.
+    unresolved = [row.metric for row in guards if row.word in ("inconclusive", "not-run") and row.p_holm is None]
     return ArmVerdict(arm=arm.name, toggles=arm.toggles, word=word, unresolved_guards=list(dict.fromkeys(unresolved)))
-
-
-def _worst(words: Sequence[Word]) -> Word:
-    """One word for several: anything bad or open wins; improved needs one improvement and nothing open."""
-    ranking: tuple[Word, ...] = ("void", "regressed", "inconclusive", "improved", "equivalent")
-    plain: list[Word] = ["void" if word == "not-run" else word for word in words]
-    return next((word for word in ranking if word in plain), "void")
 
 
 def _drift(rows: Sequence[Verdict]) -> list[VoidReason]:

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dsbench.decide import decide, decide_exact
 from dsbench.probes.acceptance import GREEDY
 from dsbench.records import Observation, Verdict, Word
 from dsbench.stats.holm import holm
+from dsbench.stats.power import boots_needed_unblocked, smallest_effect_unblocked
 from dsbench.stats.ratios import Counts, permutation_p, pooled, smallest_p
 from dsbench.stats.samples import Interval, interval
+from dsbench.stats.unblocked import pooled_sd
 
 if TYPE_CHECKING:
-    from dsbench.compare import Comparison
+    from dsbench.comparison import Comparison
 
 RANKING: tuple[Word, ...] = ("regressed", "inconclusive", "improved", "equivalent")
+
+SPREAD_FROM = 4
+"""Boots an arm from which their spread is worth extrapolating from."""
 
 ByBoot = Mapping[int, Counts]
 
@@ -81,6 +87,7 @@ def compare_ratios(
         interval_of="difference" if this.metric.absolute else "relative",
         confidence=shown.interval.attained if bounded and not shown.exact else None,
         notes=_notes(this, judged, shown, word, unread, least if tested and not fires else None),
+        **(_power(this, a[shown.name], b[shown.name]) if word == "inconclusive" else {}),
     )
 
 
@@ -115,14 +122,26 @@ def _steps(this: Comparison, a: Mapping[int | None, Counts], b: Mapping[int | No
 
 
 def _judged(this: Comparison, item: _Item, p: float) -> _Item:
-    margin = this.metric.margin
-    beyond = abs(item.effect) > margin
-    word: Word = "inconclusive"
-    if beyond and (item.exact or p <= this.plan.alpha):
-        word = this.direction(item.effect)
-    elif (item.exact and not beyond) or item.interval.inside(margin):
-        word = "equivalent"
+    margin, better = this.metric.margin, this.metric.better
+    if item.exact:
+        return replace(item, word=decide_exact(item.effect, margin, better))
+    word = decide(item.effect, margin=margin, better=better, p=p, interval=item.interval, alpha=this.plan.alpha)
     return replace(item, word=word)
+
+
+def _power(this: Comparison, a: ByBoot, b: ByBoot) -> dict[str, Any]:
+    """What so many boots can show of one ratio, from its spread between boots, and the boots that the margin takes."""
+    base = pooled(list(a.values()))
+    arms = [[_effect(this, base, pooled([c])) for c in arm.values() if c[1] > 0] for arm in (a, b)]
+    sd, margin, alpha = pooled_sd(*arms), this.metric.margin, this.plan.alpha
+    if not sd or min(map(len, arms)) < SPREAD_FROM:
+        return {}
+    return {
+        "smallest_effect": smallest_effect_unblocked(sd, len(arms[0]), len(arms[1]), alpha, margin),
+        "blocks_needed": boots_needed_unblocked(margin, sd, alpha) if margin else None,
+        "needed_effect": margin or None,
+        "needed_unit": "boots an arm",
+    }
 
 
 def _notes(

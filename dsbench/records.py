@@ -331,7 +331,12 @@ class Verdict(_Noun):
     smallest_effect: float | None = None
     """Smallest relative change that this n would see with 80 % power, from the spread seen."""
     blocks_needed: int | None = None
-    """Blocks that would see a change of one margin with 80 % power, from the spread seen."""
+    """How many of `needed_unit` would see `needed_effect` with 80 % power, from the spread seen."""
+    needed_effect: float | None = None
+    """The claimed change, else the margin, in the terms of `smallest_effect`."""
+    needed_unit: Literal["blocks", "boots an arm", "items", "clusters"] = "blocks"
+    p_holm: float | None = None
+    """p of a claim of improvement among all such claims but the primary's."""
     notes: list[str] = []
 
 

@@ -300,6 +300,47 @@ def kv_profiled(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
         )
 
 
+FINDINGS = {
+    "fatal-log": ("fatal-finding", "its log has a fatal finding", "mend what the line names, and run again"),
+    "device-busy": ("foreign-process", "another process used the GPU", "measure on a GPU that is yours alone"),
+    "kv-disagrees": ("kv-disagrees", "its ranks' figures contradict its log", "see which is read wrongly"),
+}
+"""Findings that end a comparison: code of the reason, what it means, and its mend."""
+
+
+def nothing_found(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """No boot has a finding that makes its readings worthless."""
+    for boot in boots:
+        for finding in boot.findings:
+            if finding.code in FINDINGS:
+                code, text, mend = FINDINGS[finding.code]
+                yield VoidReason(
+                    code=code,
+                    text=f"boot {boot.planned.folder}: {text}: {finding.text}",
+                    mend=mend,
+                    arm=boot.planned.arm,
+                    boots=[boot.number],
+                )
+
+
+def probe_read_the_profile(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """What the KV probe reported is what the rank's profile says."""
+    for boot in boots:
+        for o in boot.observations:
+            profile = boot.kv_profiles.get(o.rank) if o.rank is not None and o.metric.startswith("kv.") else None
+            name = o.metric.removeprefix("kv.")
+            if profile is not None and name in profile and profile[name] != o.value:
+                yield VoidReason(
+                    code="kv-disagrees",
+                    text=f"boot {boot.planned.folder}: {o.metric} of rank {o.rank} was recorded as {o.value}, its "
+                    f"profile says {profile[name]}",
+                    mend="the records were changed, or the probe read another boot's profile: run again",
+                    arm=boot.planned.arm,
+                    boots=[boot.number],
+                )
+                break
+
+
 def _pins_kv(values: dict[str, Any]) -> bool:
     pins = ("kv_pinned", "kv_cache_memory_bytes", "num_gpu_blocks_override")
     return any(values.get(key) for key in pins) or values.get("source") == "pinned" or values.get("kv_rule") == "pinned"
@@ -327,4 +368,6 @@ RULES: tuple[Callable[[Plan, Boots], Iterator[VoidReason]], ...] = (
     clocks_apart,
     one_engine_a_boot,
     kv_profiled,
+    probe_read_the_profile,
+    nothing_found,
 )

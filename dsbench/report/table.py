@@ -160,18 +160,27 @@ def difference(row: Verdict) -> str:
 
 
 def how(row: Verdict) -> str:
-    """`(exact, n=5+5)`; for samples and items the pairs, and p where a test could fire."""
+    """`(exact, n=5+5)`; for samples and items the test, the pairs, and p where the test could fire."""
     if row.word == "not-run" or (row.baseline is None and row.delta is None and not row.n_baseline):
         return ""
     if row.kind == "exact" or row.test == "equal counts":
         return f"(exact, n={row.n_baseline}+{row.n_candidate})"
     if row.kind == "counter-ratio":
         fired = f", p={row.p:.2g}" if row.p is not None else ""
-        return f"(n={row.n_baseline}+{row.n_candidate} boots{fired})"
-    parts = [f"n={row.blocks} pairs" if row.kind == "sample" else f"{row.n_baseline} items"]
+        return f"(permutation, n={row.n_baseline}+{row.n_candidate} boots{fired})"
+    if row.kind == "sample":
+        n = f"{row.blocks} pairs" if row.blocks else f"{row.n_baseline}+{row.n_candidate} boots"
+        parts = [_short(row.test), f"n={n}"]
+    else:
+        parts = [*([_short(row.test)] if row.test else []), f"{row.n_baseline} items"]
     if row.p is not None:
         parts.append(f"p={row.p:.2g}")
     return f"({', '.join(parts)})"
+
+
+def _short(test: str) -> str:
+    """`sign-flip` for `sign-flip over blocks, log ratio`."""
+    return test.removeprefix("exact ").partition(",")[0].partition(" over ")[0].partition(" of ")[0]
 
 
 def verdict_words(row: Verdict) -> str:
@@ -198,14 +207,23 @@ def _interval_lines(rows: Sequence[Verdict]) -> list[str]:
 
 
 def _power_lines(rows: Sequence[Verdict]) -> list[str]:
-    """What the open samples could have seen, and what they need."""
-    open_rows = [row for row in rows if row.kind == "sample" and row.word == "inconclusive" and row.margin]
-    sees = [f"{row.metric} {row.smallest_effect * 100:.1f} %" for row in open_rows if row.smallest_effect is not None]
-    needs = [f"{row.metric} {row.blocks_needed:,}" for row in open_rows if row.blocks_needed is not None]
+    """What the open rows could have seen, and what they need."""
+    open_rows = [row for row in rows if row.word == "inconclusive"]
+    sees = [f"{row.metric} {_effect(row, row.smallest_effect)}" for row in open_rows if row.smallest_effect is not None]
     lines = [f"smallest change seen with 80 % power at this n: {', '.join(sees)}"] if sees else []
-    if needs:
-        lines.append(f"blocks to see {open_rows[0].margin * 100:g} % with 80 % power: {', '.join(needs)}")
-    return lines
+    needs: dict[str, list[str]] = {}
+    for row in open_rows:
+        if row.blocks_needed is not None and row.needed_effect is not None:
+            what = f"{row.needed_unit} to see {_effect(row, row.needed_effect)}"
+            needs.setdefault(what, []).append(f"{row.metric} {row.blocks_needed:,}")
+    return [*lines, *(f"{what} with 80 % power: {', '.join(told)}" for what, told in needs.items())]
+
+
+def _effect(row: Verdict, effect: float) -> str:
+    """In the terms of the row's interval: a fraction of the baseline, points of a share, or the unit."""
+    if row.kind == "item" or row.margin_absolute:
+        return f"{effect * 100:.3g} points"
+    return f"{effect * 100:.3g} %" if row.interval_of == "relative" else f"{effect:.3g} {row.unit}"
 
 
 def percent(fraction: float) -> str:

@@ -6,12 +6,15 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import stdev
 
 from scipy.optimize import brentq
 from scipy.stats import binomtest, norm
 
 from dsbench.stats.samples import Interval, sign_flip_p, smallest_p
 from dsbench.stats.samples import interval as sign_flip_interval
+
+MCNEMAR = "exact McNemar"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Paired:
     interval: Interval
     """Of the difference of the mean scores."""
     test: str
+    spread: float | None = None
+    """Standard deviation between clusters of what each adds to the mean difference; None with one cluster."""
 
     @property
     def difference(self) -> float:
@@ -59,14 +64,14 @@ def compare_items(
     sums: dict[str, float] = defaultdict(float)
     for item, difference in differences.items():
         sums[(clusters or {}).get(item, item)] += difference
+    scaled = [value * len(sums) / n for value in sums.values()]
     whole = all(score in (0, 1) for scores in (baseline, candidate) for score in scores.values())
     if len(sums) == n and whole:
-        test, p, least = "exact McNemar", mcnemar_p(gained, lost), smallest_p(gained + lost)
+        test, p, least = MCNEMAR, mcnemar_p(gained, lost), smallest_p(gained + lost)
         interval = tango_interval(gained, lost, n, confidence)
     else:
         moved = [value for value in sums.values() if value]
         test, p, least = "sign-flip over clusters", sign_flip_p(moved or [0.0]), smallest_p(len(moved))
-        scaled = [value * len(sums) / n for value in sums.values()]
         interval = sign_flip_interval(scaled, confidence)
     return Paired(
         items=n,
@@ -79,6 +84,7 @@ def compare_items(
         smallest_p=least,
         interval=interval,
         test=test,
+        spread=stdev(scaled) if len(scaled) > 1 else None,
     )
 
 

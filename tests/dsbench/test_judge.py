@@ -135,7 +135,7 @@ def tps(factor, spread=0.0, seed=1):
     [
         (0.90, 0.002, 5, "inconclusive"),  # a clear loss, but 5 blocks cannot say so at 5 %
         (0.90, 0.002, 6, "regressed"),
-        (1.10, 0.002, 6, "improved"),
+        (1.10, 0.002, 9, "improved"),
         (1.00, 0.002, 5, "equivalent"),
         (1.01, 0.001, 8, "equivalent"),  # significant, but within the margin
         (1.00, 0.08, 6, "inconclusive"),
@@ -177,7 +177,7 @@ def test_pairs_are_made_by_block(verdict_of):
             return None
         return 100.0 * 1.5**boot.block * (1.05 if boot.arm == CANDIDATE else 1.0) * (1 + 1e-7 * boot.number)
 
-    assert row(verdict_of(values, blocks=6), "decode.tps.c1").word == "improved"
+    assert row(verdict_of(values, blocks=9), "decode.tps.c1").word == "improved"
 
 
 def test_warm_up_boots_are_not_in_the_figures(verdict_of):
@@ -198,6 +198,75 @@ def test_by_simulation_an_aa_of_the_suite_is_rarely_regressed(verdict_of, make_p
 
         regressed += judge(plan, make_records(plan, values)).word == "regressed"
     assert regressed <= 8  # four guards, each at p = 1/32 for both directions: 6.2 % of 60 is 3.7, 2 sigma 7.5
+
+
+def test_claims_of_improvement_are_corrected_and_losses_are_not(verdict_of):
+    """Four clock guards: at 6 blocks p = 0.031 stands alone, not among four; a loss of that size stands."""
+    verdict = verdict_of(tps(1.10, 0.002), blocks=6)
+    decode = row(verdict, "decode.tps.c1")
+    assert (decode.word, decode.p, decode.p_holm) == ("inconclusive", pytest.approx(1 / 32), pytest.approx(4 / 32))
+    assert decode.notes == ["p=0.031 alone; among 4 claims of improvement p=0.12 (Holm)"]
+    assert "decode.tps.c1" not in verdict.arms[0].unresolved_guards
+    assert row(verdict_of(tps(0.90, 0.002), blocks=6), "decode.tps.c1").word == "regressed"
+
+
+def test_a_declared_primary_is_not_corrected(verdict_of):
+    def values(boot, metric):
+        shift = 100_000 if boot.arm == CANDIDATE else 0
+        return 1_000_000 + 7 * boot.number - shift if metric == PRIMARY else None
+
+    primary = row(verdict_of(values, blocks=6), PRIMARY)
+    assert (primary.word, primary.p_holm) == ("improved", None)
+
+
+def test_less_than_the_claim_is_improved_with_a_warning(verdict_of):
+    primary = row(verdict_of(on(PRIMARY, CANDIDATE, 1_000_000 - 12_288)), PRIMARY)
+    assert primary.word == "improved"
+    (note,) = primary.notes
+    assert note.startswith("warning: expected -32,768 B, measured -12,288 B, 38% of the claim: look for")
+    (note,) = row(verdict_of(on(PRIMARY, CANDIDATE, 900_000)), PRIMARY).notes
+    assert "more than the claim: find the mechanism" in note
+
+
+def test_boots_are_counted_for_the_claimed_effect(verdict_of):
+    """An exact metric that turned into a sample has no margin: the claim is what has to be seen."""
+    rng = np.random.default_rng(3)
+    noise = {n: float(rng.normal(0, 40_000)) for n in range(1, 40)}
+    verdict = verdict_of(on(PRIMARY, "baseline", lambda boot: 1_000_000 + noise[boot.number]), blocks=6)
+    primary = row(verdict, PRIMARY)
+    assert (primary.word, primary.needed_unit) == ("inconclusive", "blocks")
+    assert primary.needed_effect == pytest.approx(32_768 / primary.baseline)
+    assert primary.blocks_needed > 6
+    assert primary.smallest_effect > primary.needed_effect
+
+
+def unblocked(plan):
+    """The same plan, its measured boots in no block: as with boots of an earlier run."""
+    boots = [boot.model_copy(update={"block": None}) for boot in plan.boots]
+    return plan.model_copy(update={"boots": boots})
+
+
+@pytest.mark.parametrize(
+    ("factor", "spread", "blocks", "word"),
+    [
+        (0.90, 0.002, 4, "regressed"),
+        (0.90, 0.002, 3, "inconclusive"),
+        (1.00, 0.002, 4, "equivalent"),
+        (1.00, 0.08, 4, "inconclusive"),
+    ],
+)
+def test_samples_without_blocks(make_plan, make_records, factor, spread, blocks, word):
+    plan = unblocked(make_plan(blocks=blocks))
+    decode = row(judge(plan, make_records(plan, tps(factor, spread))), "decode.tps.c1")
+    assert (decode.word, decode.test) == (word, "exact Mann-Whitney, log ratio")
+    assert (decode.n_baseline, decode.n_candidate) == (blocks, blocks)
+    assert (decode.p is None) == (blocks < 4)
+    if blocks < 4:
+        assert "cannot go below p=0.1; improved or regressed needs 4 an arm" in decode.notes[0]
+    if spread > 0.01:
+        assert decode.needed_unit == "boots an arm"
+        assert decode.blocks_needed > 4
+        assert decode.smallest_effect > 0.02
 
 
 # --- items ----------------------------------------------------------------------------------------------------------

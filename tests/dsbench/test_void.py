@@ -78,6 +78,10 @@ BROKEN = {
     ),
     "kv-pinned": lambda records: change(records, r.KvProfile, lambda p: {"values": {"source": "pinned"}}),
     "kv-pinned ": condition(kv_cache_memory_bytes=1 << 30),
+    "kv-disagrees": lambda records: change(records, r.KvProfile, lambda p: {"values": {"blocks": 7, **p.values}}),
+    "fatal-finding": lambda records: [*records, r.Finding(boot=FOURTH, code="fatal-log", text="oom, engine.log:9")],
+    "foreign-process": lambda records: [*records, r.Finding(boot=FOURTH, code="device-busy", text="GPU 0: 3 GiB")],
+    "kv-disagrees ": lambda records: [*records, r.Finding(boot=FOURTH, code="kv-disagrees", text="10 against 11")],
     "drift": lambda records: [
         record.model_copy(update={"value": 1})
         if isinstance(record, r.Observation) and record.metric == "kv.weights_bytes" and record.boot in (3, 6)

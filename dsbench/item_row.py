@@ -1,0 +1,154 @@
+"""The verdict row of items that both arms answered: paired by name, equality or exact McNemar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from math import ceil, sqrt
+from statistics import fmean
+from typing import Any
+
+from scipy.stats import norm
+
+from dsbench.comparison import Comparison
+from dsbench.decide import decide, decide_exact
+from dsbench.records import Observation, Value, Verdict
+from dsbench.stats.items import MCNEMAR, Paired, compare_items
+from dsbench.stats.power import POWER, blocks_needed, smallest_effect, smallest_share
+
+
+def compare_by_item(
+    this: Comparison, baseline: Mapping[int, list[Observation]], candidate: Mapping[int, list[Observation]]
+) -> Verdict:
+    """Items paired by name. With margin 0 any lost item is a regression; otherwise exact McNemar decides."""
+    a, b = _by_item(baseline), _by_item(candidate)
+    items = sorted(a.keys() & b.keys())
+    if not items:
+        return this.row("not-run", notes=["no item has an answer in both arms"])
+    tokens = any(isinstance(value, list | str) for item in items for value in (*a[item], *b[item]))
+    unstable_a = [item for item in items if any(value != a[item][0] for value in a[item])]
+    unstable_b = [item for item in items if any(value != b[item][0] for value in b[item])]
+    counts = {
+        "n_baseline": len(items),
+        "n_candidate": len(items),
+        "test": "equality" if this.metric.margin == 0 else "",
+    }
+    lost = [item for item in unstable_b if not tokens and _share(b[item]) < _share(a[item])]
+    if this.metric.margin == 0 and not unstable_a and unstable_b and not lost:
+        notes = [f"not deterministic: its boots differ on {_some(unstable_b)}"]
+        return this.row("regressed", **counts, notes=notes)
+    if this.metric.margin == 0 and unstable_a:
+        # What the baseline does repeat is still owed.
+        steady = [item for item in items if item not in unstable_a]
+        if lost := [item for item in steady if _worse(a[item], b[item], tokens)]:
+            return this.row("regressed", **counts, notes=[f"lost items that the baseline repeats: {_some(lost)}"])
+    if tokens and unstable_a:
+        return this.row("inconclusive", **counts, notes=[f"the baseline's own boots differ on {_some(unstable_a)}"])
+    if tokens:
+        score_a = dict.fromkeys(items, 1.0)
+        score_b = {item: float(b[item][0] == a[item][0]) for item in items}
+    else:
+        score_a = {item: _share(a[item]) for item in items}
+        score_b = {item: _share(b[item]) for item in items}
+    paired = compare_items(score_a, score_b, _clusters(baseline), this.plan.equivalence_confidence)
+    fields = {
+        "baseline": paired.baseline,
+        "candidate": paired.candidate,
+        "delta": paired.difference,
+        "n_baseline": paired.items,
+        "n_candidate": paired.items,
+    }
+    changed = [item for item in items if score_b[item] != score_a[item]]
+    notes = [f"gained {paired.gained}, lost {paired.lost}: {_some(changed)}"] if changed else []
+    notes += [] if tokens else _told(candidate, [item for item in changed if score_b[item] < score_a[item]])
+    if this.metric.margin == 0 and not unstable_a:
+        change = -paired.lost or paired.gained
+        word = decide_exact(change, 0, "up" if this.metric.better != "same" else "same")
+        return this.row(word, **fields, test="equality", notes=notes)
+    fires = paired.smallest_p <= this.plan.alpha
+    word = decide(
+        paired.difference,
+        margin=this.metric.margin,
+        better=this.metric.better,
+        p=paired.p if fires else None,
+        interval=paired.interval,
+        alpha=this.plan.alpha,
+    )
+    if not fires and paired.gained + paired.lost:
+        notes.append(f"with so few items that changed, {paired.test} cannot go below p={paired.smallest_p:.2g}")
+    if unstable_a:
+        notes.append(f"the baseline's own boots differ on {_some(unstable_a)}: tested, not compared for equality")
+    bounded = math.isfinite(paired.interval.low)
+    return this.row(
+        word,
+        **fields,
+        test=paired.test,
+        p=paired.p if fires else None,
+        smallest_p=paired.smallest_p,
+        interval=(paired.interval.low, paired.interval.high) if bounded else None,
+        interval_of="difference",
+        confidence=paired.interval.attained if bounded else None,
+        notes=notes,
+        **(_power(this, paired) if word == "inconclusive" else {}),
+    )
+
+
+def _power(this: Comparison, paired: Paired) -> dict[str, Any]:
+    """Smallest change of the share that these items show, and the items needed, at the share that flipped here."""
+    margin, alpha = this.metric.margin, this.plan.alpha
+    target = margin or abs(paired.difference)
+    if paired.test != MCNEMAR:
+        if not paired.spread:
+            return {}
+        return {
+            "smallest_effect": smallest_effect(paired.spread, paired.clusters, alpha, margin),
+            "blocks_needed": blocks_needed(target, paired.spread, alpha),
+            "needed_effect": target or None,
+            "needed_unit": "clusters" if paired.clusters < paired.items else "items",
+        }
+    flips = max(paired.gained + paired.lost, 1) / paired.items
+    z, spare = float(norm.isf(alpha / 2)), float(norm.isf(1 - POWER))
+    needed = ((z * sqrt(flips) + spare * sqrt(max(flips - target**2, 0.0))) / target) ** 2 if target else None
+    return {
+        "smallest_effect": smallest_share(paired.items, flips, alpha, margin=margin),
+        "blocks_needed": None if needed is None else ceil(needed),
+        "needed_effect": target or None,
+        "needed_unit": "items",
+    }
+
+
+def _worse(baseline: Sequence[Value], candidate: Sequence[Value], tokens: bool) -> bool:
+    """Whether an item that the baseline repeats is lost: other tokens, or fewer right answers."""
+    if tokens:
+        return any(value != baseline[0] for value in candidate)
+    return _share(candidate) < _share(baseline)
+
+
+def _share(values: Sequence[Value]) -> float:
+    """Share of boots in which an item was right."""
+    return fmean(value for value in values if isinstance(value, int | float))
+
+
+def _by_item(observed: Mapping[int, list[Observation]]) -> dict[str, list[Value]]:
+    """Values of every item over the boots, in order of time."""
+    found: dict[str, list[Value]] = {}
+    for seen in observed.values():
+        for o in seen:
+            if o.value is not None:
+                found.setdefault(o.item or "", []).append(o.value)
+    return found
+
+
+def _told(observed: Mapping[int, list[Observation]], items: Sequence[str]) -> list[str]:
+    """What the engine gave for the first of some items where it was wrong."""
+    wrong = (o for seen in observed.values() for o in seen if o.item in items[:1] and o.value == 0 and o.text)
+    return [f"{o.item} in boot {o.boot}: {' '.join(o.text.split())[:120]}" for o in wrong if o.text][:1]
+
+
+def _clusters(observed: Mapping[int, list[Observation]]) -> dict[str, str]:
+    return {o.item or "": o.cluster for seen in observed.values() for o in seen if o.cluster is not None}
+
+
+def _some(items: Sequence[str]) -> str:
+    shown = ", ".join(items[:3])
+    return shown if len(items) <= 3 else f"{shown} and {len(items) - 3} more"

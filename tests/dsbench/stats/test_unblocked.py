@@ -1,0 +1,134 @@
+"""Two arms without blocks: tests against known values, the interval against its test, and TOST against the interval."""
+
+from itertools import combinations
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsbench.stats.samples import subset_means
+from dsbench.stats.tost import tost_p
+from dsbench.stats.unblocked import (
+    MANN_WHITNEY,
+    PERMUTATION,
+    compare_unblocked,
+    permutation_p,
+    pooled_sd,
+    smallest_p,
+    swap_differences,
+    welch,
+)
+
+BOOTS = st.lists(st.integers(0, 30).map(float), min_size=2, max_size=5)
+
+
+@pytest.mark.parametrize(("n", "p"), [(3, 0.10), (4, 0.0286), (5, 0.0079), (6, 0.0022)])
+def test_smallest_p_is_reached_by_separated_arms(n, p):
+    tests = compare_unblocked(range(n), range(100, 100 + n), 0.90)
+    assert tests.smallest_p == pytest.approx(p, abs=5e-4)
+    assert tests.mann_whitney_p == pytest.approx(tests.smallest_p)
+    assert tests.permutation_p == pytest.approx(tests.smallest_p)
+    assert (tests.p_if_it_fires(0.05) is None) == (n == 3)
+
+
+def test_ties_choose_the_permutation_and_so_does_the_declaration():
+    assert compare_unblocked([1, 2, 3], [4, 5, 6], 0.9).test == MANN_WHITNEY
+    assert compare_unblocked([1, 2, 3], [3, 5, 6], 0.9).test == PERMUTATION
+    assert compare_unblocked([1, 2, 3], [4, 5, 6], 0.9, "exact permutation").test == PERMUTATION
+
+
+@settings(max_examples=40, deadline=None)
+@given(BOOTS, BOOTS)
+def test_the_permutation_counts_every_assignment(a, b):
+    """Against plain enumeration in whole numbers, where ties are ties."""
+    pooled, n = a + b, len(a)
+    seen = len(a) * sum(b) - len(b) * sum(a)
+    counted = [0, 0, 0]
+    for chosen in combinations(range(len(pooled)), n):
+        first = sum(pooled[i] for i in chosen)
+        value = len(a) * (sum(pooled) - first) - len(b) * first
+        counted[0] += value <= seen
+        counted[1] += value >= seen
+        counted[2] += 1
+    assert permutation_p(a, b) == pytest.approx(min(1.0, 2 * min(counted[:2]) / counted[2]))
+
+
+def test_readings_with_a_decimal_have_their_ties_counted():
+    a, b = [83.1, 82.7, 83.4, 82.9, 83.0, 83.3], [83.0, 83.2, 82.8, 83.3, 82.9, 83.1]
+    assert permutation_p(a, b) == 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(BOOTS, BOOTS)
+def test_one_boot_against_several_goes_by_rank(a, b):
+    alone = a[:1]
+    others = np.array(b)
+    expected = 2 * min((others <= a[0]).sum() + 1, (others >= a[0]).sum() + 1) / (len(b) + 1)
+    assert permutation_p(alone, b) == pytest.approx(1.0 if np.ptp([*alone, *b]) == 0 else min(1.0, expected))
+    assert permutation_p(alone, b) >= smallest_p(1, len(b)) - 1e-12
+
+
+@settings(max_examples=40, deadline=None)
+@given(BOOTS, BOOTS, st.integers(-40, 40))
+def test_the_interval_holds_the_shifts_that_are_not_rejected(a, b, shift):
+    """One-sided at 5 % each way: a shift outside the interval is rejected, one inside is not."""
+    span = compare_unblocked(a, b, 0.90).interval
+    typical = swap_differences(a, b)
+    below, above = (typical <= shift).sum() + 1, (typical >= shift).sum() + 1
+    rejected = span.attained < 1 and min(below, above) / (len(typical) + 1) <= (1 - span.attained) / 2 + 1e-9
+    if shift < span.low or shift > span.high:
+        assert rejected
+    if span.low < shift < span.high:
+        assert not rejected
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(5)
+    inside = 0
+    for _ in range(200):
+        a, b = rng.normal(0, 1, 5), rng.normal(2, 1, 5)
+        span = compare_unblocked(a, b, 0.90).interval
+        inside += span.low <= 2 <= span.high
+    assert inside / 200 >= 0.85
+
+
+@settings(max_examples=60, deadline=None)
+@given(BOOTS, BOOTS, st.integers(1, 40))
+def test_tost_says_what_the_interval_says(a, b, margin):
+    span = compare_unblocked(a, b, 0.90).interval
+    passed = tost_p(swap_differences(a, b), margin) <= 0.05 + 1e-12
+    assert passed == span.inside(margin)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(-20, 20), min_size=5, max_size=8), st.integers(1, 25))
+def test_tost_over_blocks(steps, margin):
+    from dsbench.stats.samples import interval
+
+    assert (tost_p(subset_means(steps), margin) <= 0.05 + 1e-12) == interval(steps, 0.90).inside(margin)
+
+
+def test_many_boots_agree_with_the_t_tests():
+    tost = pytest.importorskip("statsmodels.stats.weightstats").ttost_ind
+    rng = np.random.default_rng(2)
+    a, b = rng.normal(0, 1, 30), rng.normal(0.1, 1, 30)
+    tests, beside = compare_unblocked(a, b, 0.90), welch(a, b)
+    assert tests.interval.low == pytest.approx(beside.ci90[0], abs=0.06)
+    assert tests.interval.high == pytest.approx(beside.ci90[1], abs=0.06)
+    assert tests.permutation_p == pytest.approx(beside.p, abs=0.03)
+    assert tost_p(swap_differences(a, b), 0.6) == pytest.approx(tost(b, a, -0.6, 0.6)[0], abs=0.02)
+
+
+def test_degenerate_arms():
+    assert compare_unblocked([5], [5], 0.90).permutation_p == 1.0
+    assert compare_unblocked([5, 5, 5], [5, 5, 5], 0.90).p == 1.0
+    assert compare_unblocked([5], [6], 0.90).interval.attained == 1
+    assert welch([5], [6, 7]) is None
+    assert welch([5, 5], [6, 6]) is None
+    assert (pooled_sd([1], [2]), pooled_sd([1, 3], [5])) == (None, pytest.approx(2**0.5))
+    for bad in ([], [float("nan"), 1]):
+        with pytest.raises(ValueError, match="at least one boot"):
+            compare_unblocked(bad, [1, 2], 0.90)
+    assert compare_unblocked([1, 2], [4, 6], 0.9).difference == fmean([4, 6]) - 1.5
