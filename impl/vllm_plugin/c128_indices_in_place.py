@@ -1,7 +1,7 @@
 """Toggle `c128_indices_in_place`: dense prefill rows are mapped to global slots once a step, where they lie.
 
 Only FlashInfer's SM120 attention reads global slots in its prefill; FlashMLA (SM90) reads local ones and is refused.
-Unverified on SM120: no such card was at hand. `python -m impl.vllm_plugin.check_index_map` on one compares the mapping
+Unverified on SM120: no such card was at hand. `python -m impl.vllm_plugin.check_ops index` on one compares the mapping
 in place with the fresh one, through a simulated consumer; a served run there is what would verify the rest.
 """
 

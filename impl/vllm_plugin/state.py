@@ -66,8 +66,9 @@ def watch_full_graphs(module: ModuleType) -> None:
         return
 
     def run_fullgraph(self: Any, desc: Any) -> Any:
+        done = run(self, desc)
         replayed((self.graphs[desc],))
-        return run(self, desc)
+        return done
 
     manager.run_fullgraph = run_fullgraph
 
@@ -80,8 +81,8 @@ def watch_broken_graphs(module: ModuleType) -> None:
         return
 
     def replay_and_count(self: Any) -> None:
-        replayed(_segment_graphs(self))
         replay(self)
+        replayed(_segment_graphs(self))
 
     capture.replay = replay_and_count
 
