@@ -42,8 +42,8 @@ def judge_builds(table: Table, effects: Sequence[float]) -> Judged:
         "verdict_each_step": words,
         "deltas_gib": deltas,
         "range_gib": spread,
-        "range_percent_of_smallest": 100 * spread / min(gib),
-        "range_percent_of_mean": 100 * spread / fmean(gib),
+        "range_percent_of_smallest": 100 * spread / min(gib) if min(gib) else None,
+        "range_percent_of_mean": 100 * spread / fmean(gib) if fmean(gib) else None,
         "sd_gib": sd,
         **_token_figures(boots),
         "claims_forbidden": _forbidden(table, boots, deltas, words),
@@ -123,7 +123,7 @@ def _forbidden(table: Table, boots: Sequence[SingleBoot], deltas: Sequence[float
     """What a reader would take from the figures, and may not: unresolved steps larger than their last printed digit."""
     resolution = table.printed_resolution_gib
     if resolution is None:
-        resolution = max(10.0 ** -_decimals(boot.available_kv_gib) for boot in boots if boot.available_kv_gib % 1)
+        resolution = min(10.0 ** -_decimals(boot.available_kv_gib) for boot in boots)
     claims = []
     for boot, delta, word in zip(boots[1:], deltas, words, strict=True):
         if word == "inconclusive" and abs(delta) > resolution * 1.5:

@@ -21,6 +21,12 @@ from dsbench.stats.samples import SEED, Interval, ends, level
 EXACT_UP_TO = 200_000
 """Assignments of boots to arms that are enumerated (10 + 10 are 184,756); beyond, as many as DRAWN are drawn."""
 DRAWN = 20_000
+NUMBERS_DRAWN = 4_000_000
+"""Most numbers of all drawn assignments together: fewer assignments where there are hundreds of boots."""
+WHITNEY_EXACT_UP_TO = 100
+"""Boots in an arm; beyond, the normal approximation of U is as good."""
+LARGEST = 10**300
+"""Beyond, a number of assignments is no float, and its p is 0 for every purpose."""
 MANN_WHITNEY = "exact Mann-Whitney"
 PERMUTATION = "permutation of boots"
 
@@ -63,7 +69,9 @@ def compare_unblocked(a: Sequence[float], b: Sequence[float], confidence: float,
     """
     x, y = _finite(a), _finite(b)
     ties = len(np.unique([*x, *y])) < len(x) + len(y)
-    whitney = mannwhitneyu(x, y, alternative="two-sided", method="exact")
+    whitney = mannwhitneyu(
+        x, y, alternative="two-sided", method="exact" if max(len(x), len(y)) <= WHITNEY_EXACT_UP_TO else "asymptotic"
+    )
     return TwoSamples(
         n_a=len(x),
         n_b=len(y),
@@ -81,7 +89,8 @@ def compare_unblocked(a: Sequence[float], b: Sequence[float], confidence: float,
 
 def smallest_p(n_a: int, n_b: int) -> float:
     """Smallest two-sided p of either test: 0.10 at 3 + 3 boots, 0.029 at 4 + 4."""
-    return min(1.0, 2.0 / comb(n_a + n_b, n_a))
+    assignments = comb(n_a + n_b, n_a)
+    return min(1.0, 2.0 / assignments) if assignments < LARGEST else 0.0
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
@@ -98,7 +107,7 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
         lambda first, second, axis: level((np.mean(second, axis=axis) - np.mean(first, axis=axis)) / scale),
         permutation_type="independent",
         vectorized=True,
-        n_resamples=assignments if assignments <= EXACT_UP_TO else DRAWN,
+        n_resamples=assignments if assignments <= EXACT_UP_TO else _draws(len(x) + len(y)),
         rng=np.random.default_rng(SEED),
     )
     return float(result.pvalue)
@@ -108,6 +117,10 @@ def _rank_p(alone: float, others: NDArray[np.float64]) -> float:
     """Of one boot against several: assignments differ in which boot is alone, so its rank is all there is."""
     below, above = 1 + int((others <= alone).sum()), 1 + int((others >= alone).sum())
     return min(1.0, 2.0 * min(below, above) / (len(others) + 1))
+
+
+def _draws(total: int) -> int:
+    return max(999, min(DRAWN, NUMBERS_DRAWN // total))
 
 
 def swap_differences(a: Sequence[float], b: Sequence[float]) -> NDArray[np.float64]:
@@ -122,7 +135,7 @@ def swap_differences(a: Sequence[float], b: Sequence[float]) -> NDArray[np.float
         chosen = np.array(list(combinations(range(total), n)), dtype=np.intp)[1:]
     else:
         rng = np.random.default_rng(SEED)
-        chosen = rng.permuted(np.tile(np.arange(total), (DRAWN - 1, 1)), axis=1)[:, :n]
+        chosen = rng.permuted(np.tile(np.arange(total), (_draws(total) - 1, 1)), axis=1)[:, :n]
     first = np.zeros((len(chosen), total), dtype=bool)
     np.put_along_axis(first, chosen, True, axis=1)
     moved = first[:, n:].sum(axis=1)

@@ -186,6 +186,22 @@ def test_swapping_the_arms_swaps_the_words(a, b):
     assert second.figures["p"] == first.figures["p"]
 
 
+def test_many_boots_are_judged_too():
+    """Hundreds of boots: assignments are drawn, and no number is too large."""
+    a = [300 + (7 * n % 50) / 10 for n in range(600)]
+    b = [301 + (11 * n % 50) / 10 for n in range(600)]
+    assert judged(table(a, b, practical_margin=0.5)).word == "improved"
+    assert judged(table(a, [300 + (11 * n % 50) / 10 for n in range(600)])).word == "equivalent"
+
+
+def test_whole_or_empty_memory_is_no_reason_to_stop():
+    content = {"metric": "KV memory", "unit": "GiB", "higher_is_better": True}
+    boots = [{"build": n, "available_kv_gib": gib} for n, gib in enumerate([0, 20, 21.5])]
+    verdict = judged(content | {"boots": boots})
+    assert verdict.figures["range_percent_of_smallest"] is None
+    assert verdict.figures["claims_forbidden"] == ["+20.00 GiB gain of build 1", "+1.50 GiB gain of build 2"]
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 
