@@ -63,7 +63,8 @@ class Floor(_Noun):
     drift_p: float | None = None
     """Of Kendall's test that there is no trend; None if all boots read the same."""
     paired: float
-    """Standard deviation of the differences between the two boots of a block: what a comparison is up against."""
+    """Root mean square of the differences between the two boots of a block: what a comparison is up against. Their
+    true mean is known to be 0, so what they are off by counts as noise."""
     smallest_effect: float | None = None
     """Smallest change seen with 80 % power at this many blocks; None if so few could see none, 0 if any would show."""
 
@@ -71,7 +72,7 @@ class Floor(_Noun):
         """What 95 % of A/A experiments of so many blocks stay below; no claim is made below it."""
         from scipy.stats import t as student
 
-        return float(student.isf(0.025, self.blocks - 1) * self.paired / math.sqrt(blocks)) if self.paired else 0.0
+        return float(student.isf(0.025, self.blocks) * self.paired / math.sqrt(blocks)) if self.paired else 0.0
 
     def visible(self, blocks: int, alpha: float) -> float | None:
         """Smallest change seen with 80 % power; None if no change could be, 0 where all boots read the same."""
@@ -187,7 +188,7 @@ def _floor(plan: Plan, boots: Sequence[BootEvidence], metric: Metric, rank: int 
         within=_within(raws, relative),
         drift=drift,
         drift_p=p,
-        paired=stdev(steps),
+        paired=math.sqrt(fmean(step * step for step in steps)),
     )
     return floor.model_copy(update={"smallest_effect": floor.visible(len(pairs), plan.alpha)})
 

@@ -1,12 +1,13 @@
 """Arms that are builds: how they are written, what they may differ in, and what a suite has left for them."""
 
+import sys
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsbench.builds import ArmSpec, declared_differences, parse_arm
+from dsbench.builds import ArmSpec, declared_differences, parse_arm, two_environments
 from dsbench.engines import embedded
 from dsbench.errors import InputError
 from dsbench.judge import judge
@@ -199,3 +200,33 @@ def test_a_method_that_is_not_in_effect_is_void(make_records):
     number = next(b.number for b in plan.boots if b.arm == "dspark" and b.block == 1)
     void = judge(plan, changed_conditions(records, number, speculative="none")).void
     assert "reads back speculative none, planned dspark" in " ".join(reason.text for reason in void)
+
+
+def test_an_interpreter_of_its_own(tmp_path):
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    folder, itself = (parse_arm(f"a=python={path}") for path in (tmp_path / "venv", python))
+    assert folder == itself
+    assert folder.python == str(python), "a venv's link is not followed"
+    a, b = two_environments(None, str(tmp_path / "venv"))
+    assert (a.name, a.python, b.name, b.python) == ("a", None, "b", str(python))
+    assert declared_differences(a, b) == ["python", "torch", "impl_version", "impl_sources"]
+
+
+def test_another_tree_on_the_path_explains_other_sources():
+    a, b = parse_arm("a="), parse_arm("b=env=PYTHONPATH=/before")
+    assert declared_differences(a, b) == ["env.PYTHONPATH", "python", "torch", "impl_version", "impl_sources"]
+
+
+def test_an_arm_with_its_own_interpreter_runs_under_it_and_sees_nothing_of_this_one():
+    specs = [ArmSpec("a"), ArmSpec("b", python="/venv/bin/python")]
+    plan = plan_experiment((), load_suite("kv"), PICO, arms=specs)
+    a, b = plan.arms
+    assert embedded.command(plan, b)[0] == "/venv/bin/python"
+    assert embedded.command(plan, a)[0] == sys.executable
+    assert embedded.command(plan, a)[1:] == embedded.command(plan, b)[1:]
+    assert embedded.environment(b) == {"PYTHONPATH": ""}
+    assert embedded.environment(a)["PYTHONPATH"]
+    assert b.declared == ["python", "torch", "impl_version", "impl_sources"]
+    assert plan.guards == [], "kv of different builds is shown, not guarded"
