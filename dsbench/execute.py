@@ -168,7 +168,7 @@ async def _measure(
     writer: RecordWriter,
 ) -> str:
     """Run the probes in order, taking each from `left` when it ended; returns why the rest cannot run, or ''."""
-    client = Client(url, told.model or str(plan.dims["name"]), plan.timeouts.probe) if url else None
+    client = Client(url, told.model or str(plan.dims.get("name", "")), plan.timeouts.probe) if url else None
     boot = Boot(plan, planned, client, told.conditions, told.kv_profiles)
     try:
         if client:

@@ -24,6 +24,7 @@ BOOT_S, STOP_S = 900.0, 30.0
 """Deadlines of an engine that compiles while it starts; --timeout overrides the first."""
 LOG_MARGIN = 0.01
 """Margin of KV bytes that are read from a log."""
+FROM_LOG = ("kv.available_bytes", "kv.blocks", "kv.tokens", "kv.max_concurrency")
 ENDPOINTS_DIFFER = ("vllm", "tp", "pp", "dp", "cache_state")
 """Conditions that two running servers may differ in: which server it is, is the factor."""
 
@@ -83,14 +84,15 @@ class Served:
         notes, config = list(plan.notes), self._config()
         exact = _is_v4(config) and "max_num_batched_tokens" in limits(self.args)
         arms = [self._arm(arm, exact) for arm in plan.arms]
-        told: dict[str, Any] = {"name": model_of(self.args) if self.engine == "vllm" else "served", **limits(self.args)}
+        told: dict[str, Any] = {"name": model_of(self.args)} if self.engine == "vllm" else {}
+        told |= limits(self.args)
         if "vocab_size" in config:
             told["vocab_size"] = int(config["vocab_size"])
         metrics = plan.metrics
         if not self.plugin:
             notes.append("no plugin of ours in this engine: no toggles, and KV bytes are read from its log")
             metrics = [
-                m.model_copy(update={"kind": "sample", "margin": LOG_MARGIN}) if m.key == "kv.available_bytes" else m
+                m.model_copy(update={"kind": "sample", "margin": LOG_MARGIN}) if m.key in FROM_LOG else m
                 for m in metrics
             ]
         if self.engine == "endpoint":

@@ -38,6 +38,9 @@ class DecodeProbe(_Table):
     prompt_tokens: Count = 16
     repeats: Count = 3
     """Readings inside a boot; their median is the boot's value."""
+    latency: bool = False
+    """Whether times are reported too: `decode.ttft_ms.cN`, `decode.itl_ms.cN`, `decode.tpot_ms.cN`, and
+    `decode.step_ms.cN`."""
 
 
 class PrefillProbe(_Table):
@@ -146,7 +149,8 @@ class Probes(_Table):
                     "kv.index_maps_per_step", "kv.non_torch_bytes", "kv.blocks", "kv.tokens",
                     "kv.max_concurrency"]  # fmt: skip
         if name == "decode" and self.decode:
-            return [f"decode.tps.c{streams}" for streams in self.decode.streams]
+            kinds = ["tps", *(("ttft_ms", "itl_ms", "tpot_ms", "step_ms") if self.decode.latency else ())]
+            return [f"decode.{kind}.c{streams}" for streams in self.decode.streams for kind in kinds]
         if name == "prefill" and self.prefill:
             return [f"prefill.tps.{length}" for length in self.prefill.lengths]
         if name == "acceptance":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -43,14 +44,42 @@ class Stream:
     """Tokens in all, from the usage record."""
     first_tokens: int
     """Tokens that came with the first piece; their time says nothing of decoding."""
-    first_at: float
-    last_at: float
-    """Clock seconds of the first and of the last piece that carried tokens."""
+    sent_at: float
+    arrivals: tuple[float, ...]
+    """Clock seconds of the request, and of every piece that carried tokens; a piece is one step's tokens."""
+
+    @property
+    def first_at(self) -> float:
+        return self.arrivals[0]
+
+    @property
+    def last_at(self) -> float:
+        return self.arrivals[-1]
 
     @property
     def decode_tps(self) -> float:
         """Tokens per second between the first piece and the last."""
         return (self.tokens - self.first_tokens) / (self.last_at - self.first_at)
+
+    @property
+    def ttft(self) -> float:
+        """Seconds from the request to the first piece."""
+        return self.first_at - self.sent_at
+
+    @property
+    def tpot(self) -> float:
+        """Seconds a token after the first piece."""
+        return 1 / self.decode_tps
+
+    @property
+    def step(self) -> float:
+        """Seconds a piece after the first: one step of the engine, whatever number of tokens it emitted."""
+        return (self.last_at - self.first_at) / (len(self.arrivals) - 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between neighbouring pieces."""
+        return [later - earlier for earlier, later in pairwise(self.arrivals)]
 
 
 class Client:
@@ -125,8 +154,9 @@ class Client:
             stream=True,
             stream_options={"include_usage": True},
         )
-        first_at = last_at = 0.0
+        arrivals: list[float] = []
         first_tokens, total = 0, None
+        sent_at = time.perf_counter()
         async with self._http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 raise BadAnswer(_refusal("/v1/completions", response.status_code, await response.aread()))
@@ -139,14 +169,14 @@ class Client:
                     total = int(event["usage"]["completion_tokens"])
                 carried = sum(len(choice.get("token_ids") or choice.get("text") or "") for choice in event["choices"])
                 if carried:
-                    last_at = now
-                    if not first_at:
-                        first_at, first_tokens = now, carried if "token_ids" in event["choices"][0] else 1
+                    if not arrivals:
+                        first_tokens = carried if "token_ids" in event["choices"][0] else 1
+                    arrivals.append(now)
         if total != tokens:
             raise BadAnswer(f"asked for {tokens} tokens, the stream's usage says {total}")
-        if last_at <= first_at:
+        if not arrivals or arrivals[-1] <= arrivals[0]:
             raise BadAnswer(f"all {tokens} tokens came in one piece; a decode time cannot be read")
-        return Stream(total, first_tokens, first_at, last_at)
+        return Stream(total, first_tokens, sent_at, tuple(arrivals))
 
     async def counters(self) -> dict[str, float]:
         """Every counter of /metrics, summed over its labels, and the process start time."""

@@ -51,6 +51,7 @@ class RigServer(Server):
         super().__init__(rig.start, environment, boot_dir, stop_s=stop_s)
         self.rig = rig
         self._stopped = False
+        self._stale = {path: _state(path) for rank in rig.ranks for path in rank.model_dump(exclude_none=True).values()}
 
     def read_ready(self) -> Ready:
         """The rig's URL; the process is the start command's, the only one known here."""
@@ -60,21 +61,23 @@ class RigServer(Server):
 
     def wait_ready(self, deadline_s: float) -> Ready:
         deadline = time.monotonic() + deadline_s
+        healthy = False
         while time.monotonic() < deadline:
             self._check_start()
-            if self._healthy(deadline - time.monotonic()):
+            healthy = self._healthy(deadline - time.monotonic())
+            if healthy and not self._missing():
                 self.collect()
                 return self.read_ready()
             time.sleep(POLL_S)
-        raise EngineFailed(f"rig at {self.rig.url} was not healthy within {deadline_s:g} s{self.last_words()}")
+        state = f"had not written {self._missing()[0]}" if healthy and self._missing() else "was not healthy"
+        raise EngineFailed(f"rig at {self.rig.url} {state} within {deadline_s:g} s{self.last_words()}")
 
     def wait_profile(self, deadline_s: float) -> None:
         """Wait until every rank that names a profile has written it."""
-        named = [(number, rank) for number, rank in enumerate(self.rig.ranks) if rank.profile]
-        if not named:
+        if not any(rank.profile for rank in self.rig.ranks):
             raise EngineFailed("--until profile: no rank of the rig names a profile to wait for")
         deadline = time.monotonic() + deadline_s
-        while not all(Path(rank.profile or "").is_file() for _, rank in named):
+        while self._missing():
             self._check_start()
             if time.monotonic() > deadline:
                 raise EngineFailed(f"not every rank wrote its profile within {deadline_s:g} s{self.last_words()}")
@@ -107,8 +110,18 @@ class RigServer(Server):
             )
             for source, name in copies:
                 target = self.boot_dir / name
-                if source and Path(source).is_file() and Path(source).resolve() != target.resolve():
+                if source and self._fresh(source) and Path(source).resolve() != target.resolve():
                     shutil.copyfile(source, target)
+
+    def _fresh(self, path: str) -> bool:
+        """Whether a file is of this boot: one that an earlier boot has left says nothing of this one."""
+        state = _state(path)
+        return state is not None and state != self._stale[path]
+
+    def _missing(self) -> list[str]:
+        """Profiles and conditions that ranks have not written yet."""
+        named = (path for rank in self.rig.ranks for path in (rank.profile, rank.conditions) if path)
+        return [path for path in named if not self._fresh(path)]
 
     def _check_start(self) -> None:
         code = self.process.poll()
@@ -137,6 +150,14 @@ class RigServer(Server):
                 return None
             except OSError as error:
                 raise EngineFailed(f"cannot run the {what} command {line[0]}: {error.strerror or error}") from None
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def fill_rig(rig: Rig, arm: Arm, boot_dir: Path, args: Sequence[str]) -> Rig:

@@ -19,6 +19,7 @@ from dsbench.parse.boot_log import read_boots
 from dsbench.parse.lines import read_lines
 from dsbench.parse.prometheus import read_page
 from dsbench.records import Arm
+from dsbench.suite import Probes
 
 ROUNDING_BYTES = 0.005 * GIB
 """Half of the last digit that a log prints of GiB."""
@@ -127,13 +128,16 @@ def completed(profiles: Ranks, boot: Boot | None, served: dict[str, Any]) -> Ran
         "tokens": (boot.kv_tokens if boot else None) or served.get("kv_tokens"),
         "max_concurrency": (boot.max_concurrency if boot else None) or served.get("kv_max_concurrency"),
     }
+    # What an engine does not know is None: left out, it would look like a probe that failed.
+    unknown = dict.fromkeys(key.removeprefix("kv.") for key in Probes().metrics("kv"))
     if profiles:
-        return {rank: {**derived, **{k: v for k, v in values.items() if v is not None or k not in derived}}
+        return {rank: {**unknown, **derived, **{k: v for k, v in values.items() if v is not None or k not in derived}}
                 for rank, values in profiles.items()}  # fmt: skip
     if boot is None:
         return {}
     gib = boot.kv_gib or ({"0": boot.kv_node_gib} if boot.kv_node_gib is not None else {})
     shared = {
+        **unknown,
         "source": "pinned" if boot.kv_source == "pinned" else "log",
         "rounding_bytes": int(ROUNDING_BYTES),
         "blocks": boot.blocks or served.get("kv_blocks"),

@@ -22,7 +22,7 @@ from dsbench.engines.engine import ReadBack, Running, boot_environment
 from dsbench.engines.read_back import log_boot, read_back_all
 from dsbench.engines.server import POLL_S, EngineFailed, Ready, Server
 from dsbench.errors import InputError
-from dsbench.parse.progress import phase_of
+from dsbench.parse.progress import phases_of
 from dsbench.records import Arm, Plan
 
 LOOK_S = 0.25
@@ -128,12 +128,12 @@ class VllmServer(Server):
             return False
         whole = text.rfind(b"\n") + 1
         self._read += whole
-        phase = phase_of(text[:whole].decode("utf-8", "replace"))
-        if phase is None or phase in self.phase_seconds:
-            return False
-        self.phase = phase
-        self.phase_seconds[phase] = time.monotonic() - self._started
-        return True
+        phases = phases_of(text[:whole].decode("utf-8", "replace"))
+        new = [phase for phase in phases if phase not in self.phase_seconds]
+        for phase in new:
+            self.phase_seconds[phase] = time.monotonic() - self._started
+        self.phase = new[-1] if new else self.phase
+        return bool(new)
 
     def wait_profile(self, deadline_s: float) -> None:
         """Wait until every rank's profile is written and the log says how many tokens that is.

@@ -15,11 +15,10 @@ COMPILING = (*PHASES["compiling"], *PHASES["capturing"], "Autotuning process sta
 """What a server that is already measured must not print: it would time the compiler."""
 
 
-def phase_of(text: str) -> str | None:
-    """The phase whose line stands last in `text`; None if it has none."""
-    last = {name: max(text.rfind(phrase) for phrase in phrases) for name, phrases in PHASES.items()}
-    name = max(last, key=lambda name: last[name])
-    return name if last[name] >= 0 else None
+def phases_of(text: str) -> list[str]:
+    """The phases that `text` has lines of, in the order of their first lines."""
+    first = {name: [at for phrase in phrases if (at := text.find(phrase)) >= 0] for name, phrases in PHASES.items()}
+    return sorted((name for name, found in first.items() if found), key=lambda name: min(first[name]))
 
 
 def compile_lines(text: str) -> list[str]:

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from statistics import median
 
+from dsbench.engines.client import Stream
 from dsbench.probes.boot import Boot, Reading
+
+LATENCIES: dict[str, Callable[[Stream], list[float]]] = {
+    "ttft_ms": lambda stream: [stream.ttft],
+    "itl_ms": lambda stream: stream.gaps,
+    "tpot_ms": lambda stream: [stream.tpot],
+    "step_ms": lambda stream: [stream.step],
+}
+"""Seconds that one stream gives each latency; a reading is their median over the streams."""
 
 
 async def run(boot: Boot) -> AsyncIterator[Reading]:
-    """tokens/s at each number of streams: the sum of the streams' own rates, median over the repeats."""
+    """tokens/s at each number of streams: the sum of the streams' own rates, median over the repeats.
+
+    Latencies too where the suite asks for them: time to the first token, between pieces, a token, and a step.
+    """
     config = boot.plan.probes.decode
     assert config is not None
     rng = random.Random(f"decode {boot.plan.seed} {boot.planned.block}")
     for streams in config.streams:
         rates = []
+        latencies: dict[str, list[float]] = {name: [] for name in LATENCIES}
         for _ in range(config.repeats):
             prompts = [rng.choices(range(boot.vocab_size), k=config.prompt_tokens) for _ in range(streams)]
             timed = await asyncio.gather(*(boot.server.stream(prompt, config.tokens) for prompt in prompts))
             rates.append(sum(stream.decode_tps for stream in timed))
+            for name, of_stream in LATENCIES.items():
+                latencies[name].append(1000 * median(value for stream in timed for value in of_stream(stream)))
         yield Reading(f"decode.tps.c{streams}", median(rates), raw=rates)
+        if config.latency:
+            for name, values in latencies.items():
+                yield Reading(f"decode.{name}.c{streams}", median(values), raw=values)

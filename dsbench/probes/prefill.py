@@ -6,7 +6,10 @@ import random
 from collections.abc import AsyncIterator
 from statistics import median
 
+from dsbench.parse.prometheus import increase
 from dsbench.probes.boot import Boot, ProbeFailed, Reading
+
+CACHE_HITS = "vllm:prefix_cache_hits"
 
 
 async def run(boot: Boot) -> AsyncIterator[Reading]:
@@ -17,6 +20,7 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
     config = boot.plan.probes.prefill
     assert config is not None
     rng = random.Random(f"prefill {boot.plan.seed} {boot.planned.block}")
+    before = await boot.server.page()
     for length in config.lengths:
         rates = []
         for _ in range(config.repeats):
@@ -26,3 +30,6 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
                 raise ProbeFailed(f"sent {length} prompt tokens, the engine counted {answer.prompt_tokens}")
             rates.append(answer.prompt_tokens / answer.seconds)
         yield Reading(f"prefill.tps.{length}", median(rates), raw=rates)
+    hits = increase(before, await boot.server.page(), CACHE_HITS)
+    if hits:
+        raise ProbeFailed(f"the prefix cache gave {hits:g} tokens of prompts that it cannot have seen: who else asks?")

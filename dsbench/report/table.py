@@ -71,7 +71,10 @@ def _console() -> Console:
 
 def _head(plan: Plan) -> str:
     warmups = Counter(boot.arm for boot in plan.boots if boot.phase == "warm-up")[plan.baseline.name]
-    shape = f"{plan.dims['name']} T={plan.dims['max_num_batched_tokens']:,} H={plan.dims['hidden_size']:,}"
+    # An engine that is not ours tells of its shape what its arguments say.
+    widths = (("T", "max_num_batched_tokens"), ("H", "hidden_size"))
+    known = [f"{letter}={plan.dims[key]:,}" for letter, key in widths if key in plan.dims]
+    shape = " ".join([str(plan.dims.get("name", plan.engine)), *known])
     blocks = f"{plan.blocks} block{'s' if plan.blocks > 1 else ''}"
     return (
         f"{plan.id} · suite {plan.suite} · {plan.engine} {shape} · {len(plan.arms)} arms x {blocks}"

@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--dims", default="pico")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--load-format")
+    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--until", default="ready-forever")
     parser.add_argument("--max-num-batched-tokens", type=int)
     parser.add_argument("--max-model-len", type=int)
@@ -254,7 +255,8 @@ def main() -> None:
     ]
     # asyncio turns Nagle's algorithm off only for sockets that say they are TCP; else every answer waits 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", args.port))
     handshake.ready("127.0.0.1", listener.getsockname()[1])
     uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="warning")).run([listener])
 

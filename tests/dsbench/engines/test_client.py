@@ -40,8 +40,9 @@ def test_without_token_ids_pieces_with_text_are_timed():
 
 
 def test_decode_tps_leaves_the_first_piece_out():
-    assert Stream(tokens=11, first_tokens=1, first_at=2.0, last_at=4.0).decode_tps == 5.0
-    assert Stream(tokens=11, first_tokens=6, first_at=2.0, last_at=4.0).decode_tps == 2.5
+    assert Stream(tokens=11, first_tokens=1, sent_at=1.5, arrivals=(2.0, 2.5, 4.0)).decode_tps == 5.0
+    stream = Stream(tokens=11, first_tokens=6, sent_at=1.5, arrivals=(2.0, 2.5, 4.0))
+    assert (stream.decode_tps, stream.ttft, stream.tpot, stream.step, stream.gaps) == (2.5, 0.5, 0.4, 1.0, [0.5, 1.5])
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,15 @@ from dsbench.probes.smoke import first_number
 def probe(make_plan):
     """Run one probe in one boot; gives its readings and the bodies of the requests."""
 
-    def run(module, number=3, answer=None, profiles=None):
+    def run(module, number=3, answer=None, profiles=None, latency=False, metrics=()):
         plan = make_plan()
-        seen = []
+        if latency:
+            plan = plan.model_copy(update={"probes": with_latency(plan.probes)})
+        seen, pages = [], iter(metrics)
 
         def serve(request):
+            if request.url.path == "/metrics":
+                return httpx.Response(200, text=next(pages, ""))
             body = json.loads(request.content)
             seen.append(body)
             return (answer or usual)(body)
@@ -50,6 +54,27 @@ def usual(body):
     return httpx.Response(
         200, json={"choices": [{"text": " 56, of course", "token_ids": [1] * tokens}], "usage": usage}
     )
+
+
+def with_latency(probes):
+    return probes.model_copy(update={"decode": probes.decode.model_copy(update={"latency": True})})
+
+
+def test_decode_gives_times_where_the_suite_asks_for_them(probe):
+    readings, _ = probe(decode, latency=True)
+    found = {reading.metric: reading.value for reading in readings}
+    kinds = ("tps", "ttft_ms", "itl_ms", "tpot_ms", "step_ms")
+    assert list(found) == [f"decode.{kind}.c{streams}" for streams in (1, 4) for kind in kinds]
+    assert all(value > 0 for value in found.values())
+    # One token a piece: a step's time is a token's.
+    assert found["decode.tpot_ms.c1"] == pytest.approx(found["decode.step_ms.c1"])
+
+
+def test_prefill_that_a_prefix_cache_answered_is_no_reading(probe):
+    page = "# TYPE vllm:prefix_cache_hits counter\nvllm:prefix_cache_hits_total {}.0\n"
+    probe(prefill, metrics=[page.format(7), page.format(7)])
+    with pytest.raises(ProbeFailed, match="prefix cache gave 128 tokens"):
+        probe(prefill, metrics=[page.format(7), page.format(135)])
 
 
 def test_prefill_sends_fresh_tokens_every_time(probe):

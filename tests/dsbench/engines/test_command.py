@@ -1,0 +1,178 @@
+"""A rig of two processes that nobody but its own commands knows, from plan to verdict."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsbench import records as r
+from dsbench import store
+from dsbench.cli.experiment import Asked
+from dsbench.errors import InputError
+from dsbench.execute import execute
+from dsbench.judge import judge
+
+ROOT = Path(__file__).resolve().parents[3]
+
+START = """
+import os, pathlib, subprocess, sys
+engine, port, shared, *flags = sys.argv[1:]
+shared = pathlib.Path(shared)
+for stale in shared.glob("markers.*"): stale.unlink()
+env = {**os.environ, "DSBENCH_BOOT_DIR": str(shared)}
+for rank in (1, 0):
+    log = open(shared / f"rank{rank}.log", "wb")
+    line = [sys.executable, engine, "--port", port, *flags] if rank == 0 else [sys.executable, "-c", '''
+import json, os, pathlib, time
+folder = pathlib.Path(os.environ["DSBENCH_BOOT_DIR"])
+while not (folder / "markers.rank0.json").exists(): time.sleep(0.05)
+for name in ("conditions", "kv_profile", "markers"):
+    values = json.loads((folder / f"{name}.rank0.json").read_text())
+    (folder / f"{name}.rank1.json").write_text(json.dumps({**values, "rank": 1, "pid": os.getpid()}))
+print("rank 1 is up", flush=True)
+time.sleep(600)
+''']
+    child = subprocess.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    (shared / f"pid{rank}").write_text(str(child.pid))
+"""
+STOP = """
+import os, pathlib, signal, sys, time
+for rank in (0, 1):
+    pid = int((pathlib.Path(sys.argv[1]) / f"pid{rank}").read_text())
+    try:
+        os.killpg(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+time.sleep(0.3)
+"""
+HEALTH = """
+import sys, urllib.request
+urllib.request.build_opener(urllib.request.ProxyHandler({})).open(sys.argv[1] + "/health", timeout=2)
+"""
+
+
+@pytest.fixture
+def rig(tmp_path, monkeypatch):
+    """The rig's file; its two processes live in sessions of their own, as on other hosts."""
+    from dsbench.engines.vllm import free_port
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("FAKE_FAULT", raising=False)
+    shared, port = tmp_path / "shared", free_port()
+    shared.mkdir()
+    for name, code in (("start", START), ("stop", STOP), ("health", HEALTH)):
+        (tmp_path / f"{name}.py").write_text(code)
+    python, engine, url = sys.executable, ROOT / "tests/dsbench/fake_engine.py", f"http://127.0.0.1:{port}"
+
+    def line(*parts):
+        return json.dumps([str(part) for part in parts])
+
+    ranks = "".join(
+        f"[[ranks]]\nlog = '{shared}/rank{n}.log'\nprofile = '{shared}/kv_profile.rank{n}.json'\n"
+        f"conditions = '{shared}/conditions.rank{n}.json'\nmarkers = '{shared}/markers.rank{n}.json'\n"
+        for n in (0, 1)
+    )
+    path = tmp_path / "rig.toml"
+    path.write_text(
+        f"start = {line(python, tmp_path / 'start.py', engine, port, shared, '{args}')}\n"
+        f"stop = {line(python, tmp_path / 'stop.py', shared)}\n"
+        f"health = {line(python, tmp_path / 'health.py', url)}\n"
+        f'detached = true\nurl = "{url}"\n{ranks}'
+    )
+    return path
+
+
+SUITE = """
+name = "rig"
+summary = "bytes and tokens of every rank"
+blocks = 2
+warmup_boots = 0
+guards = ["smoke.correct"]
+[timeouts]
+boot = 30
+probe = 10
+stop = 5
+[probes.kv]
+[[probes.smoke.items]]
+prompt = "7*8="
+answer = 56
+"""
+
+
+def asked(tmp_path, rig, **options):
+    (tmp_path / "rig-suite.toml").write_text(SUITE)
+    defaults = dict.fromkeys(
+        ("until", "timeout", "max_num_batched_tokens", "max_model_len", "hidden_size", "speculative",
+         "draft_load_format", "synthetic_acceptance_rates", "synthetic_acceptance_length")
+    )  # fmt: skip
+    settings = {"suite_name": str(tmp_path / "rig-suite.toml"), "seed": 0, "shape": "pico", "load_format": "auto",
+                "eager": False, "engine": "command", "rig": rig, "serve_args": "--dims pico"}  # fmt: skip
+    return Asked(**{**defaults, **settings, **options})
+
+
+def gone(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_rig_of_two_processes(tmp_path, rig):
+    plan = asked(tmp_path, rig, toggles=("mhc_input_reuse",)).plan()
+    assert (plan.engine, len(plan.rig.ranks), plan.engine_args) == ("command", 2, ["--dims", "pico"])
+    folder = store.create(plan, tmp_path / "results")
+    execute(plan, folder, quiet=True)
+    records = store.load_records(folder)[0]
+    ended = [record for record in records if isinstance(record, r.BootEnded)]
+    assert [(end.status, end.reason) for end in ended] == [("ok", "")] * 4
+    profiles = [record for record in records if isinstance(record, r.KvProfile)]
+    assert [profile.rank for profile in profiles] == [0, 1] * 4
+    verdict = judge(plan, records)
+    assert (verdict.word, verdict.void) == ("improved", [])
+    for boot in (folder / "boots").iterdir():
+        assert "rank 1 is up" in (boot / "rank1.log").read_text()
+        assert (boot / "markers.rank1.json").is_file()
+    assert all(gone(int((tmp_path / f"shared/pid{rank}").read_text())) for rank in (0, 1))
+
+
+def test_a_rig_that_does_not_get_healthy_is_stopped_and_says_so(tmp_path, rig, monkeypatch):
+    monkeypatch.setenv("FAKE_FAULT", "exit")
+    plan = asked(tmp_path, rig, toggles=("mhc_input_reuse",), timeout=3.0).plan()
+    folder = store.create(plan, tmp_path / "results")
+    execute(plan.model_copy(update={"boots": plan.boots[:1]}), folder, quiet=True)
+    (ended,) = [record for record in store.load_records(folder)[0] if isinstance(record, r.BootEnded)]
+    assert ended.status == "failed"
+    assert "was not healthy within 3 s" in ended.reason
+    assert gone(int((tmp_path / "shared/pid1").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("start = []\nurl = 'http://x'", "start: list should have at least 1 item"),
+        ("start = ['a']\nurl = 'ftp://x'", "url: string should match"),
+        ("start = ['a']\nurl = 'http://x'\ndetached = true", "needs a stop command"),
+        ("start = ['a']\nurl = 'http://x'\nshell = 'b'", "shell: unknown key"),
+        ("start = 'a b'\nurl = 'http://x'", "start: input should be a valid list"),
+        ("start = [", "not valid TOML"),
+    ],
+)
+def test_a_rig_that_cannot_be(tmp_path, text, said):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"bad\.toml") as error:
+        asked(tmp_path, path, toggles=("mhc_input_reuse",)).plan()
+    assert said in str(error.value)
+
+
+def test_places_are_filled_in_and_no_shell_reads_them(make_plan, tmp_path):
+    from dsbench.engines.command import fill_rig
+    from dsbench.rig import Rig
+
+    rig = Rig(start=["a", "--in={boot_dir}", "{args}", "{arm};{toggles}", "$HOME"], url="http://{arm}:1",
+              ranks=[{"log": "/x/{arm}.log"}])  # fmt: skip
+    arm = make_plan().arms[1]
+    filled = fill_rig(rig, arm, tmp_path, ["--one", "two words"])
+    assert filled.start == ["a", f"--in={tmp_path}", "--one", "two words", f"{arm.name};{arm.environment}", "$HOME"]
+    assert (filled.url, filled.ranks[0].log) == (f"http://{arm.name}:1", f"/x/{arm.name}.log")
