@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsbench.builds import ArmSpec, declared_differences, parse_arm, two_environments
+from dsbench.builds import SOURCES, ArmSpec, declared_differences, parse_arm, two_environments
 from dsbench.engines import embedded
 from dsbench.errors import InputError
 from dsbench.judge import judge
@@ -211,12 +211,12 @@ def test_an_interpreter_of_its_own(tmp_path):
     assert folder.python == str(python), "a venv's link is not followed"
     a, b = two_environments(None, str(tmp_path / "venv"))
     assert (a.name, a.python, b.name, b.python) == ("a", None, "b", str(python))
-    assert declared_differences(a, b) == ["python", "torch", "impl_version", "impl_sources"]
+    assert declared_differences(a, b) == list(SOURCES)
 
 
 def test_another_tree_on_the_path_explains_other_sources():
     a, b = parse_arm("a="), parse_arm("b=env=PYTHONPATH=/before")
-    assert declared_differences(a, b) == ["env.PYTHONPATH", "python", "torch", "impl_version", "impl_sources"]
+    assert declared_differences(a, b) == ["env.PYTHONPATH", *SOURCES]
 
 
 def test_an_arm_with_its_own_interpreter_runs_under_it_and_sees_nothing_of_this_one():
@@ -228,5 +228,5 @@ def test_an_arm_with_its_own_interpreter_runs_under_it_and_sees_nothing_of_this_
     assert embedded.command(plan, a)[1:] == embedded.command(plan, b)[1:]
     assert embedded.environment(b) == {"PYTHONPATH": ""}
     assert embedded.environment(a)["PYTHONPATH"]
-    assert b.declared == ["python", "torch", "impl_version", "impl_sources"]
+    assert b.declared == list(SOURCES)
     assert plan.guards == [], "kv of different builds is shown, not guarded"
