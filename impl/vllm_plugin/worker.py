@@ -23,6 +23,16 @@ GPU_WORKER = "vllm.v1.worker.gpu_worker"
 CPU_WORKER = "vllm.v1.worker.cpu_worker"
 RUNNERS = {"vllm.v1.worker.gpu.model_runner": "GPUModelRunner", "vllm.v1.worker.gpu_model_runner": "GPUModelRunner"}
 FLUSH_S = 1.0
+LATER = (
+    "blocks",
+    "kv_bytes",
+    "block_bytes",
+    "resident_bytes",
+    "graph_bytes",
+    "runtime_peak_bytes",
+    "index_maps_per_step",
+)
+"""Figures that are None until a later stage, or for good: nobody counts index maps here."""
 
 
 class Report:
@@ -34,7 +44,7 @@ class Report:
         self.handshake = Handshake.from_environment(rank)
         self.worker = worker
         self.version = version
-        self.profile: dict[str, Any] = {}
+        self.profile: dict[str, Any] = dict.fromkeys(LATER)
         self._flushed: Any = None
         self._writing = threading.Lock()
         self._serving_from: int | None = None
@@ -43,7 +53,7 @@ class Report:
         self.handshake.conditions(conditions(self.worker, self.version))
 
     def profiled(self, before: dict[str, int | None], available: int) -> None:
-        self.profile.update(profile(self.worker, before, available))
+        self.profile.update(profile(self.worker, before, available), stage="profiled")
         self.write()
 
     def pages_allocated(self, kv_cache_config: Any) -> None:
@@ -56,6 +66,7 @@ class Report:
             kv_bytes=kv_bytes,
             block_bytes=kv_bytes // blocks if blocks else None,
             resident_bytes=allocated - kv_bytes if allocated is not None else None,
+            stage="pages allocated",
         )
         self.write()
 
@@ -65,7 +76,7 @@ class Report:
 
     def serving(self) -> None:
         """From here on the allocator's peak is that of serving."""
-        self.profile.setdefault("graph_bytes", 0)
+        self.profile.update(graph_bytes=self.profile["graph_bytes"] or 0, stage="serving")
         torch = _cuda()
         if torch is not None:
             torch.cuda.synchronize()
@@ -107,7 +118,11 @@ def _report(worker: Any, version: str) -> Report:
 
 
 def profile(worker: Any, before: dict[str, int | None], available: int) -> dict[str, Any]:
-    """Bytes by component, after `determine_available_memory` has returned `available`."""
+    """Bytes by component, after `determine_available_memory` has returned `available`.
+
+    `load_bytes` is what vLLM calls weights: all that loading allocated, a staging buffer included. `weights_bytes` are
+    parameters and module buffers alone; `persistent_bytes` is what else was allocated before the profile.
+    """
     runner, cache = worker.model_runner, worker.vllm_config.cache_config
 
     def figure(name: str, owner: Any = worker) -> int | None:
@@ -119,8 +134,8 @@ def profile(worker: Any, before: dict[str, int | None], available: int) -> dict[
         "source": "pinned" if cache.kv_cache_memory_bytes else "vllm-memory-profiling",
         "device": str(getattr(worker, "device", "unknown")),
         "requested_bytes": figure("requested_memory"),
-        "weights_bytes": figure("model_memory_usage", runner),
-        "parameter_bytes": parameters,
+        "weights_bytes": parameters,
+        "load_bytes": figure("model_memory_usage", runner),
         "persistent_bytes": None if allocated is None or parameters is None else allocated - parameters,
         "peak_activation_bytes": figure("peak_activation_memory"),
         "non_torch_bytes": figure("non_torch_memory"),

@@ -131,10 +131,10 @@ def test_a_worker_writes_its_files(run):
     assert conditions["speculative"] == "dspark"
     assert conditions["kv_cache_memory_bytes"] is None
     known = {
-        "requested_bytes": 5000, "weights_bytes": 1000, "peak_activation_bytes": 300, "non_torch_bytes": 7,
+        "requested_bytes": 5000, "load_bytes": 1000, "peak_activation_bytes": 300, "non_torch_bytes": 7,
         "graph_estimate_bytes": 0, "available_bytes": 3693, "initial_free_bytes": 9000, "blocks": 5, "kv_bytes": 1500,
         "block_bytes": 300, "graph_bytes": 0, "source": "vllm-memory-profiling", "total_consumed_bytes": None,
-        "allocator_peak_bytes": None,
+        "allocator_peak_bytes": None, "weights_bytes": None, "index_maps_per_step": None, "stage": "serving",
     }  # fmt: skip
     assert {key: profile[key] for key in known} == known
     assert markers["toggles"]["mtp_hidden_skip"]["taken"] == 1, "written at exit"
