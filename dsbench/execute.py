@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -67,7 +68,11 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
             if planned.number in ended:
                 continue
             progress.update(task, description=_describe(plan, planned))
-            ended_as = _boot(plan, planned, attempts.get(planned.number, 0) + 1, folder, engine, writer)
+
+            def tell(phase: str, planned: PlannedBoot = planned) -> None:
+                progress.update(task, description=f"{_describe(plan, planned)} {phase}")
+
+            ended_as = _boot(plan, planned, attempts.get(planned.number, 0) + 1, folder, engine, writer, tell)
             progress.advance(task)
             if not attempts and planned is plan.boots[0] and REFUSED in ended_as.reason:
                 raise InputError(f"the engine refuses this build:{ended_as.reason.partition('ends:')[2]}")
@@ -96,9 +101,15 @@ def _history(folder: Path, writer: RecordWriter) -> tuple[set[int], dict[int, in
 
 
 def _boot(
-    plan: Plan, planned: PlannedBoot, attempt: int, folder: Path, engine: Engine, writer: RecordWriter
+    plan: Plan,
+    planned: PlannedBoot,
+    attempt: int,
+    folder: Path,
+    engine: Engine,
+    writer: RecordWriter,
+    tell: Callable[[str], None],
 ) -> BootEnded:
-    """One engine, from an empty boot folder to the end of its process group."""
+    """One engine, from an empty boot folder to the end of its process group; `tell` is told how far its start is."""
     boot_dir = folder / BOOTS / (planned.folder if attempt == 1 else f"{planned.folder}-attempt{attempt}")
     boot_dir.mkdir()
     arm = plan.arm(planned.arm)
@@ -112,6 +123,7 @@ def _boot(
     logs = BootLogs(of_boot, writer)
     try:
         with engine.boot(arm, boot_dir) as running:
+            running.on_phase = tell
             logs.watch(running)
             url = _wait(running, plan)
             ready_seconds = time.monotonic() - start

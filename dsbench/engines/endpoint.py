@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -42,6 +43,7 @@ class Visit:
         self.url = url
         self.boot_dir = boot_dir
         self.log = boot_dir / "engine.log"
+        self.on_phase: Callable[[str], None] = lambda phase: None
 
     def __enter__(self) -> Visit:
         return self

@@ -21,6 +21,7 @@ class Running(Protocol):
 
     boot_dir: Path
     log: Path
+    on_phase: Callable[[str], None]
 
     def __enter__(self) -> Running: ...
 

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +59,8 @@ class Server:
         self.command = list(command)
         self.boot_dir = boot_dir
         self.log = boot_dir / "engine.log"
+        self.on_phase: Callable[[str], None] = lambda phase: None
+        """Called with each phase of the start that an engine tells of."""
         self._environment = {**os.environ, **environment}
         self._stop_s = stop_s
 

@@ -88,7 +88,11 @@ class Vllm:
         return VllmServer(line, variables, boot_dir, stop_s=self.plan.timeouts.stop, port=port, ranks=ranks)
 
     def read_back(self, arm: Arm, running: Running, url: str | None) -> ReadBack:
-        return read_back_all(running, arm, url)
+        told = read_back_all(running, arm, url)
+        if isinstance(running, VllmServer) and running.phase_seconds:
+            times = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in running.phase_seconds.items())
+            told.findings.append(("start-phases", f"first line after the start of the process: {times}"))
+        return told
 
 
 class VllmServer(Server):
@@ -132,7 +136,9 @@ class VllmServer(Server):
         new = [phase for phase in phases if phase not in self.phase_seconds]
         for phase in new:
             self.phase_seconds[phase] = time.monotonic() - self._started
-        self.phase = new[-1] if new else self.phase
+        if new:
+            self.phase = new[-1]
+            self.on_phase(self.phase)
         return bool(new)
 
     def wait_profile(self, deadline_s: float) -> None:
