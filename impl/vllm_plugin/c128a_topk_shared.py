@@ -30,6 +30,7 @@ def _patch_metadata(module: ModuleType, version: str) -> None:
         init(self, *args, **kwargs)
         if self.compress_ratio == 128:
             self.c128a_prefill_buffer = self.c128a_global_decode_buffer
+            state.take(TOGGLE)
 
     @functools.wraps(build)
     def build_shared(

@@ -2,7 +2,8 @@
 
 `--load-format dummy` of 0.26.0 fails an assertion on DeepSeek V4's first layer, which reads weights that only the real
 loader derives (vllm_hooks.md section 5). With DSBENCH_VLLM_FAST_START=1 kernel warm-ups are skipped as well: first
-requests then pay for compiling, so such a boot is fit for memory figures and, once warmed by requests, for speed.
+requests then pay for compiling, so such a boot is fit for memory figures and, once warmed by requests, for speed. It is
+for DeepSeek V4: other models would lose torch.compile.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ REGISTRY = "vllm.model_executor.models.registry"
 FAST_START = "DSBENCH_VLLM_FAST_START"
 NEEDS_FINISHING = ("0.26.0",)
 SHORTER = {
+    "VLLM_USE_BREAKABLE_CUDAGRAPH": "1",  # read when the model's code is imported, which is earlier now
     "VLLM_DEEP_GEMM_WARMUP": "skip",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER": "0",

@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -58,14 +58,14 @@ class Report:
 
     def pages_allocated(self, kv_cache_config: Any) -> None:
         """After pages and attention metadata exist: what else stays allocated beside the pages."""
-        tensors = getattr(kv_cache_config, "kv_cache_tensors", ())
-        kv_bytes = sum(tensor.size for tensor in tensors)
-        allocated, blocks = _allocator("memory_allocated"), getattr(kv_cache_config, "num_blocks", None)
+        kv_bytes = _storage_bytes(_flat(getattr(self.worker.model_runner, "kv_caches", ())))
+        allocated = _allocator("memory_allocated", self.worker.device)
+        blocks = getattr(kv_cache_config, "num_blocks", None)
         self.profile.update(
             blocks=blocks,
             kv_bytes=kv_bytes,
-            block_bytes=kv_bytes // blocks if blocks else None,
-            resident_bytes=allocated - kv_bytes if allocated is not None else None,
+            block_bytes=kv_bytes // blocks if blocks and kv_bytes else None,
+            resident_bytes=allocated - kv_bytes if allocated is not None and kv_bytes else None,
             stage="pages allocated",
         )
         self.write()
@@ -79,9 +79,9 @@ class Report:
         self.profile.update(graph_bytes=self.profile["graph_bytes"] or 0, stage="serving")
         torch = _cuda()
         if torch is not None:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            self._serving_from = torch.cuda.memory_allocated()
+            torch.cuda.synchronize(self.worker.device)
+            torch.cuda.reset_peak_memory_stats(self.worker.device)
+            self._serving_from = torch.cuda.memory_allocated(self.worker.device)
             self.profile["serving_allocated_bytes"] = self._serving_from
         self.write()
         threading.Thread(target=self._flush_for_ever, name="dsbench-markers", daemon=True).start()
@@ -95,7 +95,7 @@ class Report:
     def flush(self) -> None:
         """Write what has changed since the last time."""
         if self._serving_from is not None:
-            peak = _allocator("max_memory_allocated")
+            peak = _allocator("max_memory_allocated", self.worker.device)
             self.profile["runtime_peak_bytes"] = peak - self._serving_from if peak is not None else None
         now = (state.markers.to_json(), self.profile.get("runtime_peak_bytes"))
         if now != self._flushed:
@@ -143,8 +143,8 @@ def profile(worker: Any, before: dict[str, int | None], available: int) -> dict[
         "graph_estimate_bytes": figure("cudagraph_memory_estimate"),
         "available_bytes": int(available),
         "allocated_before_bytes": allocated,
-        "allocated_bytes": _allocator("memory_allocated"),
-        "allocator_peak_bytes": _allocator("max_memory_allocated"),
+        "allocated_bytes": _allocator("memory_allocated", worker.device),
+        "allocator_peak_bytes": _allocator("max_memory_allocated", worker.device),
         "initial_free_bytes": figure("free_memory", getattr(worker, "init_snapshot", None)),
         "workspace_bytes": _workspace_bytes(),
     }
@@ -155,18 +155,27 @@ def _before_profile(worker: Any) -> dict[str, int | None]:
     runner = worker.model_runner
     speculator = getattr(runner, "speculator", None)
     models = [getattr(runner, "model", None), getattr(speculator, "model", None)]
-    return {"allocated_bytes": _allocator("memory_allocated"), "parameter_bytes": _parameter_bytes(models)}
+    allocated = _allocator("memory_allocated", worker.device)
+    return {"allocated_bytes": allocated, "parameter_bytes": _parameter_bytes(models)}
 
 
 def _parameter_bytes(models: Iterable[Any]) -> int | None:
-    storages: dict[int, int] = {}
-    for model in models:
-        if model is None or not hasattr(model, "parameters"):
-            continue
-        for tensor in (*model.parameters(), *model.buffers()):
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values()) if storages else None
+    found = [model for model in models if hasattr(model, "parameters")]
+    return _storage_bytes(tensor for model in found for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _storage_bytes(tensors: Iterable[Any]) -> int | None:
+    """Bytes of all storages, each once: layers share weights, and packed KV pages lie in one allocation."""
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(storages.values()) or None
+
+
+def _flat(tensors: Iterable[Any]) -> Iterator[Any]:
+    for tensor in tensors:
+        if isinstance(tensor, list | tuple):
+            yield from _flat(tensor)
+        elif tensor is not None:
+            yield tensor
 
 
 def _workspace_bytes() -> int | None:
@@ -180,9 +189,10 @@ def _cuda() -> Any:
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
-def _allocator(name: str) -> int | None:
+def _allocator(name: str, device: Any) -> int | None:
+    """A figure of torch.cuda for the worker's device: the thread that flushes has none of its own."""
     torch = _cuda()
-    return int(getattr(torch.cuda, name)()) if torch is not None else None
+    return int(getattr(torch.cuda, name)(device)) if torch is not None else None
 
 
 def patch_worker(module: ModuleType, version: str) -> None:

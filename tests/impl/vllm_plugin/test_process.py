@@ -53,10 +53,15 @@ class EngineArgs:
 """,
     "vllm/v1/worker/gpu_worker.py": """
 from types import SimpleNamespace as N
+class Tensor:
+    """Its storage is shared by all tensors of a size."""
+    def __init__(self, size): self.size = size
+    def untyped_storage(self): return N(data_ptr=lambda: self.size, nbytes=lambda: self.size)
 class Worker:
     def __init__(self, config, rank):
         self.vllm_config, self.rank, self.device = config, rank, "cuda:0"
-        self.model_runner = N(model_memory_usage=1000, model=None)
+        pages = [Tensor(600), [Tensor(900), Tensor(900)], Tensor(600)]
+        self.model_runner = N(model_memory_usage=1000, model=None, kv_caches=pages)
         self.init_snapshot = N(free_memory=9000)
     def determine_available_memory(self):
         self.requested_memory, self.peak_activation_memory, self.non_torch_memory = 5000, 300, 7
@@ -76,7 +81,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from impl.vllm_plugin import state
 worker = Worker(config, 1)
 assert worker.determine_available_memory() == 3693
-assert worker.initialize_from_config(N(kv_cache_tensors=[N(size=600), N(size=900)], num_blocks=5)) == "initialized"
+assert worker.initialize_from_config(N(num_blocks=5)) == "initialized"
 assert worker.compile_or_warm_up_model() == "warm"
 state.take("mtp_hidden_skip")
 print("modules", sorted(name for name in __import__("sys").modules if "deepseek" in name or name == "torch"))
