@@ -54,7 +54,7 @@ class EngineArgs:
     "vllm/v1/worker/gpu_worker.py": """
 from types import SimpleNamespace as N
 class Tensor:
-    """Its storage is shared by all tensors of a size."""
+    # tensors of a size share their storage
     def __init__(self, size): self.size = size
     def untyped_storage(self): return N(data_ptr=lambda: self.size, nbytes=lambda: self.size)
 class Worker:
