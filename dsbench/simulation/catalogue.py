@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from dsbench.simulation import noise
 from dsbench.simulation.clocks import blocked, in_sequence, unblocked
 from dsbench.simulation.comparing import ALPHA
@@ -13,6 +15,7 @@ from dsbench.simulation.counted import Drafts, Exact, Items, Law
 from dsbench.simulation.noise import Rng
 from dsbench.simulation.suites import Whole
 from dsbench.simulation.tally import Outcome
+from dsbench.stats.power import u_counts
 
 
 class Experiment(Protocol):
@@ -55,6 +58,11 @@ def _permutation(n: int) -> float:
     return math.floor(ALPHA * patterns) / patterns
 
 
+def _mann_whitney(n: int) -> float:
+    tails = np.cumsum(u_counts(n, n)) / math.comb(2 * n, n)
+    return 2 * float(tails[tails <= ALPHA / 2].max(initial=0.0))
+
+
 def _blocked(name: str, blocks: int) -> Case:
     fires = _sign_flip(blocks)
     remark = "" if fires else f"the test cannot go below p={2.0 ** (1 - blocks):.4g}: improved or regressed needs 6"
@@ -63,7 +71,7 @@ def _blocked(name: str, blocks: int) -> Case:
 
 def _unblocked(name: str, boots: int) -> Case:
     return Case("sample-unblocked", name, f"{boots} + {boots} boots in any order", unblocked(name, boots),
-                _permutation(boots))  # fmt: skip
+                _mann_whitney(boots))  # fmt: skip
 
 
 KINDS = (
@@ -76,12 +84,12 @@ KINDS = (
     _blocked("prefill.tps", 6),
     _blocked("prefill.tps", 12),
     _blocked("kv.device_bytes", 6),
-    _blocked("ttft", 12),
-    _blocked("itl", 12),
+    _blocked("decode.ttft_ms", 12),
+    _blocked("decode.itl_ms", 12),
     _unblocked("decode.tps", 6),
     _unblocked("kv.device_bytes", 4),
     Case("sample-unblocked", "decode.tps", "6 boots, then 6 of the other arm", in_sequence("decode.tps", 6),
-         _permutation(6), held=False, remark="one arm after the other: drift of the machine is taken for the change"),
+         _mann_whitney(6), held=False, remark="one arm after the other: drift of the machine is taken for the change"),
     Case("counter-ratio", "accept.length", "5 + 5 boots", Drafts(5), _permutation(5), cost=2),
     Case("item", "gsm8k", "2 + 2 boots, 1,319 items", Items("gsm8k", 2, noise.GSM8K, 0.005), cost=20),
     Case("item-clustered", "toolcall", "2 + 2 boots, 135 items in 15 clusters",

@@ -59,11 +59,11 @@ SPREADS: dict[str, Spread] = {
         "tok/s", 9000.0, (0.004, 0.013), OWN_ERROR, 0.02, 3, 16, False,
         "section 2: 0.4-0.6 % with context, pp2048 1.0-1.3 % between boots; requests assumed",
     ),
-    "ttft": Spread(
+    "decode.ttft_ms": Spread(
         "ms", 120.0, (0.03, 0.06), OWN_ERROR, 0.30, 3, 32, False,
         "assumed: boots as decode with context (section 2, 2.3-3.5 %) and more, requests skewed",
     ),
-    "itl": Spread(
+    "decode.itl_ms": Spread(
         "ms", 12.0, (0.023, 0.035), OWN_ERROR, 0.10, 3, 32, False,
         "section 2: decode with context 2.3-3.5 % between boots; requests assumed",
     ),

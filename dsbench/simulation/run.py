@@ -16,8 +16,8 @@ from dsbench.simulation.tally import Tally, tally
 
 PART = 50
 """Experiments of one part, which has a random stream of its own."""
-QUICK = 400
-"""Experiments of a case with --quick; dear cases run at least a tenth of it."""
+QUICK = 800
+"""Experiments of a case with --quick; dear cases run at least an eighth of it."""
 FULL = 2000
 
 
@@ -103,4 +103,4 @@ def _run(part: _Part) -> Tally:
 
 def quick_experiments(case: Case) -> int:
     """Fewer of what is dear."""
-    return max(QUICK // 10, int(QUICK / max(1.0, case.cost / 2)))
+    return max(QUICK // 8, int(QUICK / max(1.0, case.cost / 3)))

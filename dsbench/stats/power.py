@@ -120,13 +120,13 @@ def _shifts_needed_unblocked(n_baseline: int, n_candidate: int, alpha: float) ->
     rng = np.random.default_rng(SEED)
     a, b = rng.standard_normal((SIMULATIONS, n_baseline)), rng.standard_normal((SIMULATIONS, n_candidate))
     pairs = np.sort((a[:, :, None] - b[:, None, :]).reshape(SIMULATIONS, -1), axis=1)
-    tail = np.cumsum(_u_counts(n_baseline, n_candidate)) / math.comb(n_baseline + n_candidate, n_candidate)
+    tail = np.cumsum(u_counts(n_baseline, n_candidate)) / math.comb(n_baseline + n_candidate, n_candidate)
     lowest_u = int((tail <= alpha / 2 + 1e-12).sum()) - 1
     critical = n_baseline * n_candidate - lowest_u
     return pairs[:, critical - 1], b.mean(axis=1) - a.mean(axis=1)
 
 
-def _u_counts(n_baseline: int, n_candidate: int) -> list[int]:
+def u_counts(n_baseline: int, n_candidate: int) -> list[int]:
     """How many orders of the boots give U = 0, 1, ... (the Gaussian binomial coefficients)."""
     ways = [[[1]] * (n_candidate + 1)]
     for m in range(1, n_baseline + 1):
