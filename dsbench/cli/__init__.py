@@ -41,6 +41,7 @@ COMMANDS: dict[str, Entry] = {
     "judge": Entry("dsbench.cli.judge:judge", "Judge a stored experiment again from its records."),
     "kv": Entry("dsbench.cli.kv:kv", "Turn KV bytes into blocks, tokens and concurrency."),
     "plan": Entry("dsbench.cli.plan:plan", "Say what an experiment would cost and could show, before it starts."),
+    "selftest": Entry("dsbench.cli.selftest:selftest", "Plant defects in real runs; say which the verdict names."),
     "show": Entry("dsbench.cli.show:show", "Show a stored experiment's table and verdict."),
     "simulate": Entry("dsbench.cli.simulate:simulate", "Simulate experiments: how often are the verdicts wrong?"),
     "toggles": Entry("dsbench.cli.toggles:toggles", "List the toggles, or describe one."),

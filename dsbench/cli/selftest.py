@@ -1,0 +1,56 @@
+"""`dsbench selftest`: plant defects in real runs and see whether the verdict names them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command(short_help="Plant defects in real runs; say which the verdict names.")
+@click.option("--only", metavar="PLANT", multiple=True, help="Plant this defect only; repeat for several.")
+@click.option("--from", "stored_in", type=FOLDER, metavar="DIR", help="Grade a stored run again, without boots.")
+@click.option(
+    "-o", "--out", type=FOLDER, default=Path("results/selftest"), show_default=True, help="Folder of results."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the grades as JSON.")
+def selftest(only: tuple[str, ...], stored_in: Path | None, out: Path, as_json: bool) -> int:
+    """Plant defects in real runs of the embedded engine and see whether the verdict names them.
+
+    Faulted arms share a baseline, and in one arm of each group nothing is planted. Exit codes: 0 all caught
+    and nothing called broken that is not, 1 otherwise, 2 usage.
+    """
+    from dsbench.cli.table import print_table
+    from dsbench.errors import InputError
+    from dsbench.selftest.grade import grade
+    from dsbench.selftest.plants import PLANTS
+    from dsbench.selftest.run import run, stored
+
+    names = [plant.name for plant in PLANTS]
+    for name in only:
+        if name not in names:
+            raise InputError(f"--only '{name}': no such defect; there are {', '.join(names)}")
+    if stored_in is not None:
+        folders = stored(stored_in)
+        if not folders:
+            raise InputError(
+                f"--from {stored_in}: no selftest was stored there; run dsbench selftest --out {stored_in}"
+            )
+    else:
+        folders = run(out, [plant for plant in PLANTS if not only or plant.name in only])
+    rows = grade(folders)
+    missed = [row for row in rows if not row.caught]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+    else:
+        told = f"{len(rows) - len(missed)} of {len(rows)} as expected"
+        print_table(
+            told + (f", {len(missed)} missed" if missed else ""),
+            ["planted", "expected", "given", ""],
+            [[row.planted, row.expected, row.given, "caught" if row.caught else "MISSED"] for row in rows],
+        )
+    return 1 if missed else 0
