@@ -243,6 +243,7 @@ TAKES: tuple[tuple[str, Callable[[Line, Boot], None]], ...] = (
     ("===", _header_drafts),
     ("Application startup complete", _served),
     ("Starting vLLM API server", _served),
+    ("Starting vLLM server on ", _served),
 )
 
 

@@ -11,7 +11,7 @@ LONGEST = 65_536
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|(?:\x1b|\^\[|ESC)?\[[0-9;]{1,12}m")
 _PROCESS = re.compile(
-    r"\(([A-Za-z]\w{0,40}?)(?:_?((?:[A-Z]+\d+)(?:_[A-Z]+\d+)*|\d+))?(?: rank=(\d+))? pid=(\d+)[^)]{0,80}\)"
+    r"\(([A-Za-z]\w{0,40}?)(?:[_-]?((?:[A-Z]+\d+)(?:_[A-Z]+\d+)*|\d+))?(?: rank=(\d+))? pid=(\d+)[^)]{0,80}\)"
 )
 _LEVEL = re.compile(r"(?:^|[\s)])(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s")
 _WHERE = re.compile(r"\[?([\w./-]{1,120}\.py:\d+)\]")

@@ -133,8 +133,9 @@ def test_two_arms_of_a_real_server(model, tmp_path):
     assert sum(drafted for _, drafted in drafts) > 0
     for kind in ("tps", "ttft_ms", "itl_ms", "tpot_ms", "step_ms"):
         assert all(o.value > 0 for o in observed if o.metric == f"decode.{kind}.c1")
-    for record in records_of(out, r.Markers)[1]:
-        assert record.pid
+    # Written by the plugin's own branch in vLLM's rejection sampler, so by nothing that the harness does.
+    ends = [record for record in records_of(out, r.Markers)[1] if record.moment == "end"]
+    assert [record.taken.get("rejection_keyword_binding", 0) > 0 for record in ends] == [True, True]
     for end in ended:
         (boot,) = read_boots(read_lines((folder / end.log).read_text()))
         assert (boot.version, boot.ok, boot.consistent, boot.speculative_tokens) == ("0.32.0", True, True, 3)

@@ -122,3 +122,20 @@ def test_a_server_that_came_up_and_then_died_did_come_up():
 
 def test_a_text_without_a_boot_has_none():
     assert boots("=== heading ===\nnothing of the kind\n") == []
+
+
+@pytest.mark.parametrize(
+    ("tag", "process", "rank"),
+    [
+        ("(Worker_TP0_EP0 pid=1)", "Worker", "TP0_EP0"),
+        ("(VllmWorker rank=2 pid=1)", "VllmWorker", "2"),
+        ("(VllmWorker-0 pid=1)", "VllmWorker", "0"),
+        ("(EngineCore_0 pid=1)", "EngineCore", "0"),
+        ("(EngineCore pid=1)", "EngineCore", None),
+        ("(RayWorkerWrapper pid=1, ip=192.0.2.1)", "RayWorkerWrapper", None),
+        ("(not a tag)", "", None),
+    ],
+)
+def test_who_printed_a_line(tag, process, rank):
+    (line,) = read_lines(f"{tag} INFO 01-01 00:00:00 [a/b.py:12] hello")
+    assert (line.process, line.rank, line.level, line.where) == (process, rank, "INFO", "a/b.py:12")

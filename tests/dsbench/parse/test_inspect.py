@@ -44,7 +44,7 @@ def differences(found, expected, path=""):
 
 
 def test_the_cases_are_there():
-    assert len(CASES) == 35
+    assert len(CASES) == 36
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
