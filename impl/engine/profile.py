@@ -24,7 +24,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from impl.ops.workspace import Workspace
 
@@ -144,9 +143,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for value in tree_flatten((out, args, kwargs))[0]:
-            if isinstance(value, Tensor):
-                self._see(value)
+        for tensor in _tensors((out, args, kwargs)):
+            self._see(tensor)
         if self._lived is not None:
             if self.live - self._lived > self.runtime_peak:
                 self.runtime_peak = self.live - self._lived
@@ -172,6 +170,17 @@ class LiveBytes(TorchDispatchMode):
 
     def _forget(self, key: int, _: object) -> None:
         self.live -= self._storages.pop(key)[1].bytes
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors among an operation's arguments or results; torch's pytrees take as long as the operation."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
 
 
 def _describe(tensor: Tensor, size: int) -> PeakTensor:

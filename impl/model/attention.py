@@ -380,12 +380,11 @@ class Attention:
             query = workspace.empty((n, self.index_heads, self.dims.index_dim), torch.float32)
             query.copy_(_rows(projected.index_codes, part).view(torch.float8_e4m3fn))
             scores = workspace.empty((n, width), torch.float32)
-            for first in range(0, width, self.chunk):
-                columns = slice(first, first + self.chunk)
+            for columns in tiles(width, self.chunk):
+                candidates = blocks[:, columns.start // per_page : columns.stop // per_page]
                 indexer.score_chunk(
-                    query, _rows(projected.index_weight, part), pages.index_keys,
-                    blocks[:, first // per_page : columns.stop // per_page], self.key_packing, scores[:, columns],
-                    workspace,
+                    query, _rows(projected.index_weight, part), pages.index_keys, candidates, self.key_packing,
+                    scores[:, columns], workspace,
                 )  # fmt: skip
             indexer.top_entries(scores, self.entries[:width], visible, out, workspace)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from impl.engine.step import Emission
 from impl.ops.packed_kv import gather_rows
+from impl.ops.tiles import tiles
 from impl.ops.workspace import Workspace
 
 POOL_BYTES = 16 << 20
@@ -37,8 +38,7 @@ def pool(pages: Tensor, per_page: int, emission: Emission, ratio: int, out: Tens
     span = halves * ratio
     row = 2 * halves * width
     tile = max(1, POOL_BYTES // (span * row * 4))
-    for start in range(0, n, tile):
-        part = slice(start, min(start + tile, n))
+    for part in tiles(n, tile):
         count = part.stop - part.start
         with workspace.scope():
             rows = workspace.empty((count * span, row), torch.float32)
