@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import permutation_test
 
-from dsbench.stats.samples import SEED, level
+from dsbench.stats.assignments import assignments
+from dsbench.stats.samples import level, two_sided
 
-RESAMPLES = 20_000
-"""Assignments of boots to arms; all of them up to this many, else as many drawn with a fixed seed."""
+EXACT_UP_TO = 20_000
+"""Assignments of boots to arms that are enumerated (8 + 8 are 12,870); beyond, they are drawn."""
 
 Counts = tuple[float, float]
 """Numerator and denominator of one boot."""
@@ -32,23 +31,12 @@ def permutation_p(baseline: Sequence[Counts], candidate: Sequence[Counts]) -> fl
         return 1.0
     counts = np.asarray([*baseline, *candidate], dtype=np.float64)
     scale = abs(pooled([*baseline, *candidate])) or 1.0
-
-    def difference(x: NDArray[np.float64], y: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-        a, b = counts[x.astype(int)].sum(axis=axis - 1), counts[y.astype(int)].sum(axis=axis - 1)
-        return level((b[..., 0] / b[..., 1] - a[..., 0] / a[..., 1]) / scale)
-
-    first = np.arange(len(baseline), dtype=np.float64)
-    second = np.arange(len(baseline), len(counts), dtype=np.float64)
-    result = permutation_test(
-        (first, second),
-        difference,
-        permutation_type="independent",
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        axis=-1,
-        rng=np.random.default_rng(SEED),
-    )
-    return float(result.pvalue)
+    b = assignments(len(baseline), len(candidate), EXACT_UP_TO) @ counts
+    a = counts.sum(axis=0) - b
+    with np.errstate(divide="ignore", invalid="ignore"):
+        differences = level((b[:, 0] / b[:, 1] - a[:, 0] / a[:, 1]) / scale)
+    observed = level((pooled(candidate) - pooled(baseline)) / scale)
+    return two_sided(differences, observed, drawn=comb(len(counts), len(baseline)) > EXACT_UP_TO)
 
 
 def smallest_p(n_baseline: int, n_candidate: int) -> float:

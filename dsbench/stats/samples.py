@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import permutation_test
 
 EXACT_UP_TO = 16
-"""Blocks for which all 2^n sign patterns are enumerated; beyond, this many patterns are drawn with a fixed seed."""
+"""Blocks for which all 2^n sign patterns are enumerated; beyond, patterns are drawn with a fixed seed."""
+NUMBERS_DRAWN = 2**24
+"""Most numbers of all drawn patterns together; at least 999 and at most 2^16 patterns are drawn."""
 SEED = 20250101
 
 
@@ -51,16 +53,30 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     values = _finite(differences)
     if len(values) == 1 or not values.any():
         return 1.0
-    scale = float(np.abs(values).max())
-    result = permutation_test(
-        (values,),
-        lambda x, axis: level(np.mean(x, axis=axis) / scale),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=2 ** min(len(values), EXACT_UP_TO),
-        rng=np.random.default_rng(SEED),
-    )
-    return float(result.pvalue)
+    scaled = values / np.abs(values).max()
+    means = level(_signs(len(values)) @ scaled / len(values))
+    return two_sided(means, level(scaled.mean()), drawn=len(values) > EXACT_UP_TO)
+
+
+def two_sided(statistics: NDArray[np.float64], observed: Any, drawn: bool) -> float:
+    """p of an observed statistic among those of all rearrangements; the observed is one more if they are `drawn`.
+
+    A rearrangement without a statistic (nan) counts as one at least as extreme.
+    """
+    below, above = int((~(statistics > observed)).sum()), int((~(statistics < observed)).sum())
+    return min(1.0, 2.0 * (min(below, above) + drawn) / (len(statistics) + drawn))
+
+
+@lru_cache(maxsize=8)
+def _signs(n: int) -> NDArray[np.int8]:
+    """[patterns, n] of 1 and -1: all of them, the first without a -1, or a fixed random choice."""
+    if n > EXACT_UP_TO:
+        return 1 - 2 * np.random.default_rng(SEED).integers(0, 2, size=(_draws(n), n), dtype=np.int8)
+    return (1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)).astype(np.int8)
+
+
+def _draws(n: int) -> int:
+    return max(999, min(1 << EXACT_UP_TO, NUMBERS_DRAWN // n))
 
 
 def level(statistic: Any) -> NDArray[np.float64]:
@@ -93,13 +109,15 @@ def subset_means(differences: Sequence[float]) -> NDArray[np.float64]:
     values = _finite(differences)
     n = len(values)
     if n <= EXACT_UP_TO:
-        chosen = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
-    else:
-        rng = np.random.default_rng(SEED)
-        chosen = rng.integers(0, 2, size=(2**EXACT_UP_TO - 1, n))
-        chosen = chosen[chosen.any(axis=1)]
-    means: NDArray[np.float64] = chosen @ values / chosen.sum(axis=1)
-    return means
+        chosen = _signs(n)[1:] < 0
+        means: NDArray[np.float64] = chosen @ values / chosen.sum(axis=1)
+        return means
+    # Of the zeros it only matters how many are chosen; among many items nearly all are.
+    rng, moved = np.random.default_rng(SEED), values[values != 0]
+    some = rng.integers(0, 2, size=(_draws(len(moved) or 1), len(moved)), dtype=np.int8)
+    size = some.sum(axis=1, dtype=np.int64) + rng.binomial(n - len(moved), 0.5, len(some))
+    drawn: NDArray[np.float64] = (some @ moved)[size > 0] / size[size > 0]
+    return drawn
 
 
 def _finite(differences: Sequence[float]) -> NDArray[np.float64]:

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from math import comb, fsum, sqrt
 from statistics import fmean, variance
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import mannwhitneyu, permutation_test, ttest_ind
+from scipy.stats import mannwhitneyu, ttest_ind
 
-from dsbench.stats.samples import SEED, Interval, ends, level
+from dsbench.stats.assignments import assignments
+from dsbench.stats.samples import Interval, ends, level, two_sided
 
 EXACT_UP_TO = 200_000
-"""Assignments of boots to arms that are enumerated (10 + 10 are 184,756); beyond, as many as DRAWN are drawn."""
-DRAWN = 20_000
-NUMBERS_DRAWN = 4_000_000
-"""Most numbers of all drawn assignments together: fewer assignments where there are hundreds of boots."""
+"""Assignments of boots to arms that are enumerated (10 + 10 are 184,756); beyond, they are drawn."""
 WHITNEY_EXACT_UP_TO = 100
 """Boots in an arm; beyond, the normal approximation of U is as good."""
 LARGEST = 10**300
@@ -100,27 +97,18 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
         return 1.0
     if min(len(x), len(y)) == 1:
         return _rank_p(x[0], y) if len(x) == 1 else _rank_p(y[0], x)
-    assignments = comb(len(x) + len(y), len(x))
-    scale = float(np.ptp([*x, *y]))
-    result = permutation_test(
-        (x, y),
-        lambda first, second, axis: level((np.mean(second, axis=axis) - np.mean(first, axis=axis)) / scale),
-        permutation_type="independent",
-        vectorized=True,
-        n_resamples=assignments if assignments <= EXACT_UP_TO else _draws(len(x) + len(y)),
-        rng=np.random.default_rng(SEED),
-    )
-    return float(result.pvalue)
+    # From 0, so that sums of large and nearly equal values keep their last digits.
+    values = (np.concatenate([x, y]) - x[0]) / float(np.ptp([*x, *y]))
+    second = assignments(len(x), len(y), EXACT_UP_TO) @ values
+    differences = level(second / len(y) - (values.sum() - second) / len(x))
+    observed = level(values[len(x) :].mean() - values[: len(x)].mean())
+    return two_sided(differences, observed, drawn=comb(len(values), len(x)) > EXACT_UP_TO)
 
 
 def _rank_p(alone: float, others: NDArray[np.float64]) -> float:
     """Of one boot against several: assignments differ in which boot is alone, so its rank is all there is."""
     below, above = 1 + int((others <= alone).sum()), 1 + int((others >= alone).sum())
     return min(1.0, 2.0 * min(below, above) / (len(others) + 1))
-
-
-def _draws(total: int) -> int:
-    return max(999, min(DRAWN, NUMBERS_DRAWN // total))
 
 
 def swap_differences(a: Sequence[float], b: Sequence[float]) -> NDArray[np.float64]:
@@ -130,17 +118,10 @@ def swap_differences(a: Sequence[float], b: Sequence[float]) -> NDArray[np.float
     two arms what the subset means are to blocks (see samples.interval).
     """
     x, y = _finite(a), _finite(b)
-    n, total = len(x), len(x) + len(y)
-    if comb(total, n) <= EXACT_UP_TO:
-        chosen = np.array(list(combinations(range(total), n)), dtype=np.intp)[1:]
-    else:
-        rng = np.random.default_rng(SEED)
-        chosen = rng.permuted(np.tile(np.arange(total), (_draws(total) - 1, 1)), axis=1)[:, :n]
-    first = np.zeros((len(chosen), total), dtype=bool)
-    np.put_along_axis(first, chosen, True, axis=1)
-    moved = first[:, n:].sum(axis=1)
+    n, taken = len(x), assignments(len(x), len(y), EXACT_UP_TO)
+    moved = taken[:, :n].sum(axis=1)
     kept = moved > 0
-    values: NDArray[np.float64] = (first[kept, n:] @ y - ~first[kept, :n] @ x) / moved[kept]
+    values: NDArray[np.float64] = (~taken[kept, n:] @ y - taken[kept, :n] @ x) / moved[kept]
     return values
 
 
