@@ -11,7 +11,7 @@ PHASES: dict[str, tuple[str, ...]] = {
 }
 """Phrases of each phase, in the order in which a start usually goes through them."""
 
-COMPILING = (*PHASES["compiling"], *PHASES["capturing"], "Autotuning process starts")
+COMPILING = (*PHASES["compiling"], *PHASES["capturing"], "Autotuning process starts", "TileLang begins to compile")
 """What a server that is already measured must not print: it would time the compiler."""
 
 

@@ -40,6 +40,11 @@ def fault() -> str:
 
 
 FAULT = fault()
+LINES = {
+    "compile": "INFO 01-01 00:00:00 [backends.py:1] Compiling a graph for dynamic shape takes 15.52 s",
+    "fatal-line": "ERROR 01-01 00:00:00 [w.py:1] CUDA error: an illegal memory access was encountered",
+}
+"""Faults that are a line in the log while a stream is timed."""
 counts = {"prompt": 0, "generation": 0}
 DEPTH = 5
 drafts = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0, "positions": [0] * DEPTH}
@@ -102,6 +107,8 @@ async def completions(request: Request) -> Response:
     body = await request.json()
     prompt, number = body["prompt"], body["max_tokens"]
     length = len(prompt) if isinstance(prompt, list) else len(prompt) + 1
+    if body.get("stream") and FAULT in LINES:
+        print(LINES[FAULT], file=sys.stderr, flush=True)
     counts["prompt"] += length
     counts["generation"] += number
     usage = {"prompt_tokens": length, "completion_tokens": number, "total_tokens": length + number}

@@ -1,0 +1,47 @@
+"""What a boot's log tells while the boot runs: a compiler beside a timed probe, and faults."""
+
+import pytest
+
+from dsbench import records as r
+from dsbench import store
+from dsbench.execute import execute
+from dsbench.judge import judge
+
+
+@pytest.fixture
+def run(make_plan, fake, small, tmp_path, monkeypatch):
+    def go(fault, phase="measured"):
+        monkeypatch.setenv("FAKE_FAULT", fault)
+        plan = make_plan(blocks=1, suite=small.model_copy(update={"warmup_boots": 0}))
+        boots = [plan.boots[0].model_copy(update={"phase": phase})]
+        folder = store.create(plan, tmp_path)
+        execute(plan.model_copy(update={"boots": boots}), folder, command=fake, quiet=True)
+        return plan, store.load_records(folder)[0]
+
+    return go
+
+
+def checks(records):
+    return {record.probe: record for record in records if isinstance(record, r.Check)}
+
+
+def test_a_server_that_compiles_while_it_is_timed_gives_no_reading(run):
+    plan, records = run("compile")
+    assert checks(records)["decode"].status == "failed"
+    assert "compiled while it was timed: INFO 01-01 00:00:00" in checks(records)["decode"].reason
+    assert checks(records)["prefill"].status == "done"
+    assert "check-missing" in {reason.code for reason in judge(plan, records).void}
+
+
+def test_a_warm_up_may_compile(run):
+    assert checks(run("compile", phase="warm-up")[1])["decode"].status == "done"
+
+
+def test_a_fault_in_the_log_is_recorded(run):
+    faults = [record for record in run("fatal-line")[1] if isinstance(record, r.Finding) and record.code == "fatal-log"]
+    assert len(faults) >= 1
+    assert faults[0].text.startswith("illegal_memory_access, engine.log:")
+
+
+def test_a_sound_boot_has_no_finding(run):
+    assert [record for record in run("")[1] if isinstance(record, r.Finding)] == []
