@@ -3,7 +3,7 @@
 Every sequence starts at position 0. Cached states are dense here: sliding-window rows are read block by block,
 compressed rows all at once under a mask. With `quantize` the values are rounded where the serving engine rounds
 them (deepseek_v4_dspark.md 2.1, 3.1, 3.2, 3.3, 3.6) and gradients pass straight through:
-bf16: embedding and R', x, the normed layer input, y, q, o, the head's output and its norm;
+bf16: embedding and R', x, the normed layer input, y, q as projected and as read, o, the head's output and its norm;
 e4m3 with a power-of-two scale: the nope part of every cached state (its rope part bf16), indexer queries and keys.
 Everything else is fp32.
 """
@@ -232,7 +232,7 @@ def query_heads(
     weights: Weights, at: str, low: Tensor, cos: Tensor, sin: Tensor, dims: Dims, rounding: Rounding
 ) -> Tensor:
     """Rotated queries `[..., heads, D]` of the normed low-rank rows `[..., q_lora]`; cos, sin `[..., rope_dim / 2]`."""
-    q = F.linear(low, weights[f"{at}attn.wq_b"]).unflatten(-1, (dims.n_heads, dims.head_dim))
+    q = rounding.bf16(F.linear(low, weights[f"{at}attn.wq_b"])).unflatten(-1, (dims.n_heads, dims.head_dim))
     return rounding.bf16(rotate(rms_norm(q, None, dims.rms_norm_eps), cos.unsqueeze(-2), sin.unsqueeze(-2)))
 
 

@@ -136,7 +136,8 @@ def test_logits_and_confidence_are_those_of_the_formulas(bench: Bench, row: int)
     right = plain(bench, row, tokens, PICO)
     error = np.abs(found - right.logits).mean()
     assert error < 0.04 * np.abs(right.logits).mean()
-    assert np.abs(drafts.confidence[0].numpy() - right.confidence).max() < 0.03
+    # The formulas round nothing; the engine stores streams, projections and queries in bf16.
+    assert np.abs(drafts.confidence[0].numpy() - right.confidence).max() < 0.04
     if ANCHORS[row] > PICO.window:
         for window in (PICO.window - 1, PICO.window + 1):
             other = plain(bench, row, tokens, PICO.with_changes(window=window))
