@@ -156,6 +156,8 @@ def test_target_gives_the_same_bits(version, toggles, aux, target):
     assert len(means) == len(our_means) == len(aux)
     assert all(map(torch.equal, our_means, means))
     assert set(markers.taken) == set(toggles.split(","))
+    if FINAL in toggles:
+        assert markers.taken[FINAL] == len(aux) + 1, "each aux mean and the head"
     assert not markers.refused
 
 
