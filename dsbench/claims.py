@@ -1,34 +1,74 @@
-"""Claims of improvement: all but the primaries are corrected together, by Holm (rule 4)."""
+"""Many tests in one experiment: which claims of improvement and of loss stand among them, by Holm (rule 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from dsbench.decide import direction
-from dsbench.records import Plan, Verdict
+from dsbench.records import Plan, Verdict, Word
 from dsbench.stats.holm import holm
+from dsbench.stats.power import boots_to_fire
+from dsbench.stats.samples import blocks_to_fire
+
+EXACT = 1e-12
+"""Products of exact p values that are equal to alpha are not above it by rounding."""
 
 
 def corrected(plan: Plan, rows: Sequence[Verdict]) -> list[Verdict]:
-    """The same rows; an improvement that does not stand among all claims becomes inconclusive.
+    """The same rows; an improvement or a loss that does not stand among its family becomes inconclusive.
 
-    Every tested row could have claimed one, so every one counts, with p = 1 where it moved the other way. The
-    primary of an arm with one toggle, or of a build, was declared beforehand and is not corrected; that of an arm
-    with several toggles, such as a step of a ladder, is a further claim. A loss is never corrected away.
+    Improvements: all tested rows but the declared primaries are one family. The primary of an arm with one toggle,
+    or of a build, was declared beforehand and is not corrected; that of an arm with several toggles, such as a step
+    of a ladder, is a further claim.
+
+    Losses: an arm's primaries are one family and its guards another, so that a lone primary keeps its own p. A
+    two-sided test errs towards a loss half of the time, so each family calls equal arms regressed in at most half
+    of alpha. Rows that are compared for equality have no p, belong to no family and keep their word.
     """
-    family = [index for index, row in enumerate(rows) if row.p is not None and not _declared(plan, row)]
-    adjusted = holm([_claim(rows[index]) for index in family])
     result = list(rows)
-    for index, p in zip(family, adjusted, strict=True):
-        row = rows[index]
-        if row.word != "improved":
+    claims = [i for i, row in enumerate(rows) if row.p is not None and not _declared(plan, row)]
+    _withdraw(result, claims, "improved", plan.alpha, "claims of improvement")
+    for arm in plan.arms[1:]:
+        for role, what in (("primary", "tested primaries"), ("guard", "tested guards")):
+            family = [i for i, row in enumerate(rows) if (row.arm, row.role) == (arm.name, role) and row.p is not None]
+            _withdraw(result, family, "regressed", plan.alpha, f"{what} of this arm")
+    return result
+
+
+def is_unproven_gain(row: Verdict) -> bool:
+    """Whether a row is inconclusive only because its improvement does not stand: it is still no loss."""
+    return row.word == "inconclusive" and row.p_holm is not None and _moved(row) == "improved"
+
+
+def _withdraw(rows: list[Verdict], family: Sequence[int], word: Word, alpha: float, what: str) -> None:
+    """Make those rows of a family inconclusive whose `word` does not stand. Every test could have claimed it, so
+    every one counts, with p = 1 where it moved the other way."""
+    adjusted = holm([rows[i].p or 0.0 if _moved(rows[i]) == word else 1.0 for i in family])
+    for i, p in zip(family, adjusted, strict=True):
+        row = rows[i]
+        if row.word != word or (word == "regressed" and len(family) == 1):
             continue
         update: dict[str, object] = {"p_holm": p}
-        if p > plan.alpha:
-            note = f"p={row.p:.2g} alone; among {len(family)} claims of improvement p={p:.2g} (Holm)"
-            update |= {"word": "inconclusive", "notes": [*row.notes, note]}
-        result[index] = row.model_copy(update=update)
-    return result
+        if p > alpha + EXACT:
+            note = f"p={row.p:.2g} alone; among {len(family)} {what} p={p:.2g} (Holm)"
+            takes, figures = _out_of_reach(row, alpha / len(family))
+            update |= {"word": "inconclusive", "notes": [*row.notes, note + takes], **figures}
+        rows[i] = row.model_copy(update=update)
+
+
+def _out_of_reach(row: Verdict, level: float) -> tuple[str, dict[str, object]]:
+    """Where a sample's test could not have reached the level of a family's smallest p: what it takes, as a note and
+    as figures of the row. What it could see alone is then no help."""
+    if row.kind != "sample" or row.smallest_p is None or row.smallest_p <= level + EXACT:
+        return "", {}
+    enough = blocks_to_fire(level) if row.blocks else boots_to_fire(level)
+    now, then = (f"{row.blocks} blocks", f"{enough} blocks") if row.blocks else (
+        f"{row.n_baseline}+{row.n_candidate} boots", f"{enough} boots an arm")  # fmt: skip
+    needed = None if row.blocks_needed is None else max(row.blocks_needed, enough)
+    return (
+        f"; at {now} none can stand among so many, at {then} one can",
+        {"smallest_effect": None, "blocks_needed": needed},
+    )
 
 
 def _declared(plan: Plan, row: Verdict) -> bool:
@@ -37,7 +77,5 @@ def _declared(plan: Plan, row: Verdict) -> bool:
     return row.role == "primary" and len(plan.arm(row.arm).toggles) <= 1
 
 
-def _claim(row: Verdict) -> float:
-    """p of the claim that the candidate is better."""
-    better = row.delta is not None and direction(row.delta, row.better) == "improved"
-    return row.p if better and row.p is not None else 1.0
+def _moved(row: Verdict) -> Word | None:
+    return None if row.delta is None else direction(row.delta, row.better)

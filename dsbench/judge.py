@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsbench.claims import corrected
+from dsbench.claims import corrected, is_unproven_gain
 from dsbench.compare import compare
 from dsbench.decide import overall, worst
 from dsbench.effects import effects
@@ -84,8 +84,9 @@ def _arm_verdict(arm: Arm, rows: Sequence[Verdict], void: bool) -> ArmVerdict:
     primary = [row.word for row in rows if row.role == "primary"]
     guards = [row for row in rows if row.role == "guard"]
     word = overall(primary, [row.word for row in guards], void)
-    # A gain that does not stand among all claims is still no loss.
-    unresolved = [row.metric for row in guards if row.word in ("inconclusive", "not-run") and row.p_holm is None]
+    unresolved = [
+        row.metric for row in guards if row.word in ("inconclusive", "not-run") and not is_unproven_gain(row)
+    ]
     return ArmVerdict(arm=arm.name, toggles=arm.toggles, word=word, unresolved_guards=list(dict.fromkeys(unresolved)))
 
 

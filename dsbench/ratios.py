@@ -54,7 +54,8 @@ def compare_ratios(
     """Exact where greedy counts repeat in every boot of an arm; otherwise boots are permuted between the arms.
 
     Boots of one block have the same seeds: sampled counts that are the same in every block are the same. Holm
-    corrects over the items. A row is regressed if one item is; its figures are those of the item that decided.
+    corrects over the items. A row is regressed if one item is; its figures are those of the item that decided: of
+    those with its word the one with the smallest p, then with the largest effect.
     """
     a, b = _by_item(baseline), _by_item(candidate)
     names = [name for name in a if name in b and pooled_or_none(a[name]) is not None]
@@ -65,10 +66,15 @@ def compare_ratios(
     items = [_item(this, name, a[name], b[name], blocks) for name in names]
     tested = [item for item in items if not item.exact]
     adjusted = dict(zip((item.name for item in tested), holm([item.p for item in tested]), strict=True))
-    least = smallest_p(len(baseline), len(candidate))
+    # Holm takes the smallest p of all tested items times their number.
+    least = min(1.0, smallest_p(len(baseline), len(candidate)) * max(len(tested), 1))
     judged = [_judged(this, item, adjusted.get(item.name, 0.0)) for item in items]
     word = next(word for word in RANKING if any(item.word == word for item in judged))
-    shown = max((item for item in judged if item.word == word), key=lambda item: abs(item.effect) * sqrt(item.counts))
+    claims = word in ("improved", "regressed")
+    shown = max(
+        (item for item in judged if item.word == word),
+        key=lambda item: (-adjusted.get(item.name, 0.0) if claims else 0.0, abs(item.effect) * sqrt(item.counts)),
+    )
     fires = least <= this.plan.alpha
     bounded = shown.interval.attained < 1
     return this.row(

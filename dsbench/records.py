@@ -336,7 +336,7 @@ class Verdict(_Noun):
     """The claimed change, else the margin, in the terms of `smallest_effect`."""
     needed_unit: Literal["blocks", "boots an arm", "items", "clusters"] = "blocks"
     p_holm: float | None = None
-    """p of a claim of improvement among all such claims but the primary's."""
+    """p of a claim after Holm: of improvement among all claims, of loss among the arm's tested primaries or guards."""
     notes: list[str] = []
 
 

@@ -179,3 +179,32 @@ def test_a_baseline_that_fails_the_law_is_said(verdict_of):
     verdict = verdict_of(lambda boot, key: {"prompt 1": 0} if key == "output_law" else None)
     assert row(verdict, "output_law").word == "equivalent"
     assert "the baseline itself fails output_law" in " ".join(verdict.notes)
+
+
+def test_many_items_count_before_a_row_is_called_a_test(verdict_of):
+    """5+5 boots give p = 2/252 at least: Holm over two items can still be within 5 %, over ten it cannot."""
+
+    def ratios(items):
+        return lambda rate: lambda boot: {f"prose t=1 k{k}": (rate + boot.number + k, 100) for k in range(items)}
+
+    few, many = (
+        row(verdict_of(counts("accept.per_position", of(20), of(50))), "accept.per_position")
+        for of in (ratios(2), ratios(10))
+    )
+    assert (few.word, few.p, few.smallest_p) == ("regressed" if few.delta < 0 else "improved", few.smallest_p, 4 / 252)
+    assert (many.word, many.p, many.smallest_p) == ("inconclusive", None, pytest.approx(20 / 252))
+    assert "with so few boots the permutation cannot go below p=0.079" in many.notes[-1]
+
+
+def test_of_the_items_that_decide_the_surest_is_shown(verdict_of):
+    """The row is judged among other rows by its p, so that must be the smallest, not that of the largest effect."""
+
+    def values(rate, noise):
+        return lambda boot: {
+            "prose t=1 k0": (rate + noise * (boot.number % 3), 100),
+            "prose t=1 k1": (60 if rate > 50 else 52, 100),
+        }
+
+    found = row(verdict_of(counts("accept.rate", values(60, 14), values(38, 14)), blocks=6), "accept.rate")
+    assert found.p == pytest.approx(2 * 2 / 924)
+    assert found.word == "regressed"

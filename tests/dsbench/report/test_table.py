@@ -78,7 +78,7 @@ def test_regressed(make_plan, make_records):
             return 1_000_000 + boot.number
         return 80.0 + boot.number / 100 if metric == "decode.tps.c1" else None
 
-    plan = make_plan(blocks=6)
+    plan = make_plan(blocks=8)
     same_as("regressed.txt", printed(plan, make_records(plan, values)))
 
 
