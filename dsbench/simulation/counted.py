@@ -160,7 +160,7 @@ class Items:
         """Smallest change of the share that is right with 80 % power."""
         if self._clustered:
             found: float | None = 0.0
-            for _ in range(2):  # the loss itself makes the clusters differ more
+            for _ in range(4):  # the loss itself makes the clusters differ more
                 sd = _cluster_sd(self.questions, self.boots, round(flips, 3), round(found or 0.0, 3))
                 found = smallest_effect(sd, self.questions.clusters, ALPHA, self.margin)
         else:

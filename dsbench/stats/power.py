@@ -170,14 +170,17 @@ def ratio_sd(share: float, counts: float, between: float = 0.0) -> float:
 def smallest_share(items: int, flips: float, alpha: float, boots: int = 1, margin: float = 0.0) -> float | None:
     """Smallest difference of the share that is right, seen with 80 % power over paired items.
 
-    `flips`: share of items whose answers differ between two boots. One boot an arm is exact McNemar; with more, the
-    items' mean scores are compared, whose spread falls with their number. None if even losing every flipped item
-    would not be seen.
+    One boot an arm is exact McNemar, and `flips` the share of items that differ between the arms; None if even
+    losing all of them would not be seen. With more boots the items' mean scores are compared, and `flips` is the
+    share that differs between two boots of one arm: the difference itself comes on top.
     """
     if not 0 < flips <= 1:
         raise ValueError(f"flips must be a share above 0 and at most 1, got {flips}")
     if boots > 1:
-        return _visible_by_t(math.sqrt(flips / boots / items), items - 1, alpha, margin)
+        seen = 0.0
+        for _ in range(20):
+            seen = _visible_by_t(math.sqrt((flips + seen) / boots / items), items - 1, alpha, margin)
+        return seen
     if mcnemar_power(items, flips, flips, alpha, margin) < POWER:
         return None
     return float(brentq(lambda d: mcnemar_power(items, flips, d, alpha, margin) - POWER, 0.0, flips, xtol=1e-7))
