@@ -262,7 +262,8 @@ class MemoryMeter:
         workspace.lock()
         weight_bytes = sum({w.untyped_storage().data_ptr(): w.untyped_storage().nbytes() for w in weights}.values())
         self._live.track([*weights, workspace.buffer])
-        resident = {id(tensor) for tensor in self._alive()}
+        before_step = self._alive()  # held, so that no later tensor's record has the id of one of these
+        resident = {id(tensor) for tensor in before_step}
         self._live.reset_peak()
         on_cpu = self.device.type != "cuda"
         other: int | None = None

@@ -54,7 +54,7 @@ def project(
     `every_layer` runs also the layers whose effect is known from two like them.
     """
     weights_bytes = sum(line.bytes for line in weight_lines(rank.model, rank.tp, experts))
-    with _fake(), LiveBytes() as live, torch.no_grad():
+    with fake_tensors(), LiveBytes() as live, torch.no_grad():
         boot = _Boot(rank, toggles, live)
         if not every_layer:
             boot.skip_repeated_layers()
@@ -186,7 +186,7 @@ class _Boot:
 
 
 @contextmanager
-def _fake() -> Iterator[None]:
+def fake_tensors() -> Iterator[None]:
     """FakeTensorMode, with nothing of it left in the step's cache of small constants.
 
     No cycles are collected: objects live as long as they are referred to, so that every run counts the same.
@@ -234,4 +234,4 @@ def _optimizations(toggles: ToggleSet) -> tuple[str, ...]:
     return tuple(name for name in toggles.names() if name not in default)
 
 
-__all__ = ["project"]
+__all__ = ["fake_tensors", "project"]

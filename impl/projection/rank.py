@@ -13,7 +13,7 @@ TENSOR_PARALLEL = (1, 2)
 
 @dataclass(frozen=True)
 class Rank:
-    """One of `tp` equal ranks."""
+    """One of `tp` equal ranks. Raises ValueError for one that cannot be, or an unknown platform."""
 
     model: Dims
     """The whole model."""
@@ -21,13 +21,12 @@ class Rank:
     tp: int
 
     def __post_init__(self) -> None:
-        if self.platform not in PLATFORMS:
-            raise ValueError(f"unknown platform '{self.platform}': one of {', '.join(PLATFORMS)}")
         if self.tp not in TENSOR_PARALLEL:
             raise ValueError(f"tp must be one of {', '.join(map(str, TENSOR_PARALLEL))}, got {self.tp}")
         for name in ("n_heads", "o_groups", "expert_width", "vocab_size"):
             if getattr(self.model, name) % self.tp:
                 raise ValueError(f"{self.model.name}: {name} {getattr(self.model, name)} does not split over {self.tp}")
+        padded_heads(self.platform, self.dims.n_heads)
 
     @property
     def dims(self) -> Dims:
