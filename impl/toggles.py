@@ -110,6 +110,7 @@ _TOGGLES = (
         reference="deepseek_v4_dspark.md 2.4",
         expected_bytes=stream_bytes,
         needs="inert, and says so, when the speculative method is mtp",
+        engines=("embedded", "vllm"),
     ),
     Toggle(
         name="mhc_final_fused",
@@ -123,6 +124,7 @@ _TOGGLES = (
         expected_bytes=stream_bytes,
         requires=("mtp_hidden_skip",),
         needs="no MTP buffer (it wants the streams before the head); PP=1",
+        engines=("embedded", "vllm"),
     ),
     Toggle(
         name="mhc_residual_reuse",
@@ -135,6 +137,7 @@ _TOGGLES = (
         reference="deepseek_v4_dspark.md 2.2",
         expected_bytes=stream_bytes,
         needs="large-token path only; streams in private dense storage; PP=1",
+        engines=("embedded", "vllm"),
     ),
     Toggle(
         name="mhc_input_reuse",
@@ -147,6 +150,7 @@ _TOGGLES = (
         reference="deepseek_v4_dspark.md 2.2",
         expected_bytes=row_bytes,
         needs="large-token path only; the sublayer output not a workspace or all-reduce view; PP=1",
+        engines=("embedded", "vllm"),
     ),
     Toggle(
         name="dflash_staging_skip",
@@ -160,6 +164,7 @@ _TOGGLES = (
         expected_bytes=row_bytes,
         speculative=("dspark",),
         needs="--speculative dspark; context insertion outside captured graphs; inert, and says so, otherwise",
+        engines=("embedded", "vllm"),
     ),
     Toggle(
         name="c128a_topk_shared",
@@ -172,6 +177,7 @@ _TOGGLES = (
         reference="deepseek_v4_dspark.md 3.4",
         expected_bytes=index_bytes,
         needs="no captured graph that mixes decode and prefill rows; inert, and says so, without dense layers",
+        engines=("embedded", "vllm"),
     ),
     Toggle(
         name="q_in_place",
@@ -184,6 +190,7 @@ _TOGGLES = (
         reference="deepseek_v4_dspark.md 3.7",
         expected_bytes=query_bytes,
         needs="as many local heads as the platform's kernel reads",
+        engines=("embedded", "vllm"),
     ),
     Toggle(
         name="c128_indices_in_place",
@@ -196,6 +203,7 @@ _TOGGLES = (
         reference="deepseek_v4_dspark.md 3.5",
         expected_bytes=index_bytes,
         needs="every dense layer reads global indices; kv.index_maps_per_step falls to 1",
+        engines=("embedded", "vllm"),
     ),
     Toggle(
         name="sp_moe_config_aware",
@@ -221,6 +229,7 @@ _TOGGLES = (
         default_on=True,
         speculative=("mtp", "dspark"),
         needs="--speculative, probabilistic drafts; off shows under replay at temperature > 0 only",
+        engines=("embedded", "vllm"),
     ),
     Toggle(
         name="rejection_keyword_binding",
@@ -234,6 +243,7 @@ _TOGGLES = (
         default_on=True,
         speculative=("mtp", "dspark"),
         needs="--speculative with synthetic acceptance; off shows with synthetic rates only",
+        engines=("embedded", "vllm"),
     ),
     Toggle(
         name="residual_reuse_small_path",

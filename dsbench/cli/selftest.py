@@ -19,9 +19,9 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the grades as JSON.")
 def selftest(only: tuple[str, ...], stored_in: Path | None, out: Path, as_json: bool) -> int:
-    """Plant defects in real runs of the embedded engine and see whether the verdict names them.
+    """Plant defects in real runs; say which the verdict names.
 
-    Faulted arms share a baseline, and in one arm of each group nothing is planted. Exit codes: 0 all caught
+    The runs are of the embedded engine. Faulted arms share a baseline, and in one arm of each group nothing is planted. Exit codes: 0 all caught
     and nothing called broken that is not, 1 otherwise, 2 usage.
     """
     from dsbench.cli.table import print_table
