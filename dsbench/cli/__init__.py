@@ -40,6 +40,7 @@ COMMANDS: dict[str, Entry] = {
     "inspect": Entry("dsbench.cli.inspect:inspect", "Say what a server's log or metrics page tells."),
     "judge": Entry("dsbench.cli.judge:judge", "Judge a stored experiment again from its records."),
     "kv": Entry("dsbench.cli.kv:kv", "Turn KV bytes into blocks, tokens and concurrency."),
+    "ladder": Entry("dsbench.cli.ladder:ladder", "Show the memory ladder: projected, measured, published."),
     "plan": Entry("dsbench.cli.plan:plan", "Say what an experiment would cost and could show, before it starts."),
     "selftest": Entry("dsbench.cli.selftest:selftest", "Plant defects in real runs; say which the verdict names."),
     "show": Entry("dsbench.cli.show:show", "Show a stored experiment's table and verdict."),

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 @build_options
 @out_option
 @click.option("--resume", metavar="RESULT", help="Go on with a stopped experiment; finished boots are kept.")
+@click.option(
+    "--projected",
+    is_flag=False,
+    flag_value="sm120:2",
+    metavar="[PLATFORM:TP]",
+    help="Boot nothing: project the arms' bytes at full size. [without a value: sm120:2]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.pass_context
 def ab(
@@ -41,6 +48,7 @@ def ab(
     /,
     blocks: int | None,
     until_resolved: int | None,
+    projected: str | None,
     out: Path,
     resume: str | None,
     as_json: bool,
@@ -63,6 +71,11 @@ def ab(
     from dsbench.floors import snapshot
     from dsbench.store import create, load_plan, resolve
 
+    if projected is not None:
+        from dsbench.cli.ladder import ab_projected
+
+        given = ctx.get_parameter_source("shape") == ParameterSource.COMMANDLINE
+        return ab_projected(projected, asked, given, as_json)
     if resume:
         _refuse_beside_resume(ctx)
         folder = resolve(resume, out)
