@@ -32,7 +32,8 @@ class Whole:
         for _ in range(n):
             plan = planned(self.suite, self.speculative, int(rng.integers(16)))
             verdict = judge(plan, simulated_records(plan, rng))
-            blamed = [f"{row.role} {row.metric}" for row in verdict.rows if row.word == "regressed"]
+            lost = [row for row in verdict.rows if row.word == "regressed" and row.role in ("primary", "guard")]
+            blamed = [f"{row.role} {row.metric}" for row in lost]
             blamed += [f"void {reason.code}" for reason in verdict.void]
             found.append(Outcome(verdict.word, False, None, blamed=tuple(dict.fromkeys(blamed))))
         return found
