@@ -21,8 +21,8 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 def selftest(only: tuple[str, ...], stored_in: Path | None, out: Path, as_json: bool) -> int:
     """Plant defects in real runs; say which the verdict names.
 
-    The runs are of the embedded engine. Faulted arms share a baseline, and in one arm of each group nothing is planted. Exit codes: 0 all caught
-    and nothing called broken that is not, 1 otherwise, 2 usage.
+    The runs are of the embedded engine. Faulted arms share a baseline, and in one arm of each group nothing is
+    planted. Exit codes: 0 all caught and nothing called broken that is not, 1 otherwise, 2 usage.
     """
     from dsbench.cli.table import print_table
     from dsbench.errors import InputError

@@ -200,6 +200,7 @@ def post_head(
         out[rows] = _head_rows(tile, weights)
         if mean is not None:
             mean[rows] = _mean_rows(tile)
+        del tile  # or it would be alive while the next one is made
 
 
 def post_rows(residual: Tensor, y: Tensor, post: Tensor, comb: Tensor) -> Tensor:
