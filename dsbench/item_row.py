@@ -89,7 +89,7 @@ def compare_by_item(
         interval_of="difference",
         confidence=paired.interval.attained if bounded else None,
         notes=notes,
-        **(_power(this, paired) if word == "inconclusive" else {}),
+        **(_power(this, paired) if word != "equivalent" else {}),
     )
 
 

@@ -93,7 +93,7 @@ def compare_ratios(
         interval_of="difference" if this.metric.absolute else "relative",
         confidence=shown.interval.attained if bounded and not shown.exact else None,
         notes=_notes(this, judged, shown, word, unread, least if tested and not fires else None),
-        **(_power(this, a[shown.name], b[shown.name]) if word == "inconclusive" else {}),
+        **(_power(this, a[shown.name], b[shown.name]) if word != "equivalent" and not shown.exact else {}),
     )
 
 

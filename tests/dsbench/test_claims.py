@@ -29,12 +29,13 @@ def words(*rows, plan=PLAN):
     return [row.word for row in corrected(plan, rows)]
 
 
-def test_a_lone_guard_and_a_lone_primary_are_not_corrected():
-    assert words(a_row(0.05, "primary"), a_row(0.05)) == ["regressed", "regressed"]
+def test_a_lone_primary_has_alpha_and_a_lone_guard_four_fifths_of_it():
+    assert words(a_row(0.05, "primary"), a_row(0.04)) == ["regressed", "regressed"]
+    assert words(a_row(0.05, "primary"), a_row(0.041)) == ["regressed", "inconclusive"]
 
 
 def test_guards_share_alpha_step_by_step():
-    assert words(a_row(0.01), a_row(0.02), a_row(0.04), a_row(0.5)) == ["regressed"] + ["inconclusive"] * 3
+    assert words(a_row(0.01), a_row(0.015), a_row(0.03), a_row(0.5)) == ["regressed"] + ["inconclusive"] * 3
     assert words(a_row(0.01), a_row(0.012), a_row(0.02), a_row(0.5)) == ["regressed"] * 3 + ["inconclusive"]
 
 
@@ -46,7 +47,7 @@ def test_the_primary_costs_the_guards_nothing_and_they_cost_it_nothing():
 def test_several_primaries_are_a_family():
     rows = corrected(PLAN, [a_row(0.04, "primary"), a_row(0.04, "primary")])
     assert [(row.word, row.p_holm) for row in rows] == [("inconclusive", 0.08)] * 2
-    assert rows[0].notes == ["p=0.04 alone; among 2 tested primaries of this arm p=0.08 (Holm)"]
+    assert rows[0].notes == ["p=0.04 alone; among 2 tested primaries of this arm p=0.08 (Holm), above 0.05"]
 
 
 def test_what_has_no_p_is_in_no_family():
@@ -63,7 +64,8 @@ def test_a_gain_that_does_not_stand_is_no_loss_and_a_loss_that_does_not_is_open(
 
 def test_p_that_is_alpha_to_the_last_digit_stands():
     """Of exact tests p and alpha may be equal: 20 claims at 1/400 are 1/20."""
-    assert words(*[a_row(1 / 400)] * 20) == ["regressed"] * 20
+    assert words(*[a_row(1 / 400, "primary")] * 20) == ["regressed"] * 20
+    assert words(*[a_row(1 / 500)] * 20) == ["regressed"] * 20
 
 
 @pytest.mark.parametrize(
@@ -85,16 +87,16 @@ def test_a_claim_is_only_ever_withdrawn(drawn):
     before = [a_row(p, role, loss) for p, loss, role in drawn]
     for old, new in zip(before, corrected(PLAN, before), strict=True):
         assert new.word in (old.word, "inconclusive")
-        assert (new.word == old.word) or (new.p_holm > ALPHA and new.notes)
+        assert (new.word == old.word) or (new.p_holm > 0.8 * ALPHA and new.notes)
         assert new.p == old.p
 
 
 @pytest.mark.parametrize("guards", [1, 4, 12])
-def test_by_simulation_guards_of_equal_arms_call_a_loss_in_half_of_alpha(guards):
+def test_by_simulation_guards_of_equal_arms_call_a_loss_in_two_percent(guards):
     rng = np.random.default_rng(guards)
     runs, wrong = 2000, 0
     for _ in range(runs):
         rows = [a_row(float(p), loss=bool(loss)) for p, loss in zip(rng.random(guards), rng.random(guards) < 0.5,
                                                                       strict=True)]  # fmt: skip
         wrong += "regressed" in words(*rows)
-    assert wrong / runs <= ALPHA / 2 + 2.5 * np.sqrt(0.025 * 0.975 / runs)
+    assert wrong / runs <= 0.02 + 2.5 * np.sqrt(0.02 * 0.98 / runs)
