@@ -93,7 +93,8 @@ def ladder(
 def _projected(
     rank: Rank, arms: list[Arm], experts: ExpertFormat, workers: int | None, progress: Progress | None
 ) -> dict[Arm, ArmProjection]:
-    workers = min(len(arms), workers or len(os.sched_getaffinity(0)), 4)
+    # A process of its own pays off from the third arm on.
+    workers = workers or max(1, min(len(arms) // 3, len(os.sched_getaffinity(0)), 4))
     found: dict[Arm, ArmProjection] = {}
     for arm, projection in zip(arms, _in_order(partial(_arm, rank, experts), arms, workers), strict=True):
         found[arm] = projection
