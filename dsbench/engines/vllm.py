@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsbench.engines.engine import ReadBack, Running, boot_environment
+from dsbench.engines.engine import ReadBack, Running, boot_environment, read_ranks
 from dsbench.engines.read_back import log_boot, read_back_all
 from dsbench.engines.server import POLL_S, EngineFailed, Ready, Server
 from dsbench.errors import InputError
@@ -26,6 +26,8 @@ from dsbench.parse.progress import phases_of
 from dsbench.records import Arm, Plan
 
 LOOK_S = 0.25
+MEASURED = "profiled"
+"""`stage` of a rank's profile before its pages are allocated."""
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
 """A measured server reports to nobody and keeps no lines back; --env overrides."""
 
@@ -163,8 +165,9 @@ class VllmServer(Server):
         boot = log_boot(self.log)
         told = boot is not None and bool(boot.tokens and boot.concurrency)
         conditions = list(self.boot_dir.glob("conditions.rank*.json"))
-        profiles = list(self.boot_dir.glob("kv_profile.rank*.json"))
-        return told and (not conditions or len(profiles) >= self.ranks)
+        # A rank writes its profile once it is measured, and again with what stays beside the pages it has allocated.
+        whole = [rank for rank in read_ranks(self.boot_dir, "kv_profile").values() if rank.get("stage") != MEASURED]
+        return told and (not conditions or len(whole) >= self.ranks)
 
 
 def free_port() -> int:

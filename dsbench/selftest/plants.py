@@ -36,7 +36,7 @@ PLANTS = (
           "branch_gone", ("mhc_input_reuse",)),
     Plant("branch-always", "the optimized branch runs in an arm whose toggle is off", "bytes", "void",
           "marker-misplaced", "branch_always"),
-    Plant("held-by-another", "at one seam in three something else holds the buffer that is to be written over", "bytes", "void",
+    Plant("held-by-another", "at one seam in three something else holds the buffer to write over", "bytes", "void",
           "marker-refused", "held_by_another", ("mhc_input_reuse",)),
     Plant("toggles-dropped", "a wrapper drops DSBENCH_TOGGLES", "bytes", "void", "toggles-not-in-effect",
           "toggles_dropped", ("mhc_input_reuse",)),
