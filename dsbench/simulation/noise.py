@@ -6,6 +6,7 @@ boot-to-boot figures, which have sources, stay as they are.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,10 +185,12 @@ def boot_readings(values: Floats) -> Floats:
 
 
 def within_variance(spread: Spread, sd: float) -> float:
-    """Variance of a boot's reading that comes from its own runs and requests, with the mean of the runs for their
-    median, which has about 1.35 times that (3 runs)."""
+    """Variance of a boot's reading that comes from its own runs and requests: of the median of runs, each the mean of
+    its requests. The median of three has 1.35 times the variance of their mean; requests are skewed unless absolute.
+    """
     median_of_runs = 1.35 if spread.runs > 2 else 1.0
-    return median_of_runs * ((spread.run * sd) ** 2 + spread.request**2 / spread.requests) / spread.runs
+    of_request = spread.request**2 if spread.absolute else math.expm1(spread.request**2)
+    return median_of_runs * ((spread.run * sd) ** 2 + of_request / spread.requests) / spread.runs
 
 
 def difference_sd(spread: Spread, sd: float) -> float:
