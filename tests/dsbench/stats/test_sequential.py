@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
@@ -36,6 +36,8 @@ def test_one_look_is_the_plain_test():
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=4, unique=True), st.sampled_from([0.01, 0.05, 0.1]))
+@example([1, 10], 0.01)  # so early that the boundary is at the edge of what can be computed
+@example([1, 2, 60], 0.05)
 @settings(max_examples=25)
 def test_no_look_takes_more_than_all_and_all_take_no_less(looks, alpha):
     looks = sorted(looks)

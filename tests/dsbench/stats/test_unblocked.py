@@ -1,6 +1,7 @@
 """Two arms without blocks: tests against known values, the interval against its test, and TOST against the interval."""
 
 from itertools import combinations
+from math import comb
 from statistics import fmean
 
 import numpy as np
@@ -132,3 +133,20 @@ def test_degenerate_arms():
         with pytest.raises(ValueError, match="at least one boot"):
             compare_unblocked(bad, [1, 2], 0.90)
     assert compare_unblocked([1, 2], [4, 6], 0.9).difference == fmean([4, 6]) - 1.5
+
+
+@pytest.mark.parametrize(("n_a", "n_b"), [(1, 4), (2, 3), (2, 7), (3, 8), (5, 4)])
+def test_arms_of_unequal_size_reach_the_smallest_p_and_no_less(n_a, n_b):
+    """Two-sided is twice the smaller tail for every test, so that the smallest p is 2 / C for unequal arms too."""
+    from dsbench.stats import ratios
+    from dsbench.stats.power import smallest_effect_unblocked
+
+    least = 2 / comb(n_a + n_b, n_a)
+    tests = compare_unblocked(range(n_a), range(100, 100 + n_b), 0.90)
+    assert tests.smallest_p == pytest.approx(least)
+    assert (tests.mann_whitney_p, tests.permutation_p) == (pytest.approx(least), pytest.approx(least))
+    if n_a > 1:
+        counts = [[(n, 1000) for n in range(n_a)], [(500 + n, 1000) for n in range(n_b)]]
+        assert ratios.permutation_p(*counts) == pytest.approx(least)
+        assert smallest_effect_unblocked(1.0, n_a, n_b, least * 0.99) is None
+        assert smallest_effect_unblocked(1.0, n_a, n_b, least * 1.01) > 0
