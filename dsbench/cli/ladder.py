@@ -226,9 +226,10 @@ def _measured(stored: str | None, out: Path, quiet: bool) -> dict[str, Any]:
     dims = Dims.from_json(plan.dims)
     off = [row.step_bytes - ladder.expected_step(row.toggle, dims) for row in (*rows, *apart)]
     if not quiet:
-        limits = f"T={dims.max_num_batched_tokens:,}, embedded engine"
-        _print_rows(f"Measured: {dims.name}, {limits}, {folder.name}", rows, off[: len(rows)])
-        _print_rows("Measured, no published row", apart, off[len(rows) :])
+        title = f"Measured: {dims.name}, T={dims.max_num_batched_tokens:,}, embedded engine"
+        _print_rows(title, rows, off[: len(rows)])
+        _print_rows("Measured, no published row: each against the baseline", apart, off[len(rows) :])
+        click.echo(f"from {folder}; expected: the registry's formula at these dims")
     content = [{**row.to_json(), "less_expected_bytes": d} for row, d in zip((*rows, *apart), off, strict=True)]
     return {
         "kind": "measured",
@@ -260,7 +261,7 @@ def _boot_ladder(out: Path) -> Path:
 
 
 def _print_rows(title: str, rows: Sequence[LadderRow], less_expected: Sequence[int] | None = None) -> None:
-    from dsbench.cli.table import mib, print_table
+    from dsbench.cli.table import print_table
 
     if not rows:
         return
@@ -268,8 +269,8 @@ def _print_rows(title: str, rows: Sequence[LadderRow], less_expected: Sequence[i
     body = [
         (
             row.state,
-            mib(row.step_bytes),
-            *((mib(less_expected[i]),) if less_expected is not None else ()),
+            _size(row.step_bytes),
+            *((_size(less_expected[i]),) if less_expected is not None else ()),
             _kv_memory(row.capacity.available_bytes),
             row.capacity.tokens,
             f"{row.capacity.max_concurrency:.2f}x",
@@ -293,8 +294,13 @@ def _kv_memory(size: int) -> str:
     return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.3f} MiB"
 
 
-def _where(phases: Any, index_maps: int) -> str:
+def _size(size: int) -> str:
+    """MiB; what is smaller than one, exactly, in KiB."""
     from dsbench.cli.table import mib
 
-    parts = [f"{name} {mib(size)}" for name, size in phases.items()]
+    return f"{size / 1024:g} KiB" if 0 < abs(size) < 1 << 20 and size % 64 == 0 else mib(size)
+
+
+def _where(phases: Any, index_maps: int) -> str:
+    parts = [f"{name} {_size(size)}" for name, size in phases.items()]
     return ", ".join([*parts, *([f"{index_maps} index maps a step fewer"] if index_maps else [])]) or "-"
