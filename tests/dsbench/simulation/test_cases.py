@@ -23,9 +23,9 @@ SEED = 11
 SHORT = {
     "exact": (Exact(2), 300),
     "blocked": (blocked("decode.tps", 6), 200),
-    "unblocked": (unblocked("decode.tps", 5), 150),
-    "counter-ratio": (Drafts(5), 100),
-    "clustered": (Items("toolcall", 2, noise.ItemNoise(60, 0.86, (0.08, 0.16), 12, 0.3, ""), 0.02), 60),
+    "unblocked": (unblocked("decode.tps", 5), 120),
+    "counter-ratio": (Drafts(5), 70),
+    "clustered": (Items("toolcall", 2, noise.ItemNoise(60, 0.86, (0.12, 0.12), 12, 0.3, ""), 0.02), 60),
     "law": (Law(2), 60),
 }
 REQUESTS = ("blocked", "unblocked", "counter-ratio")
@@ -57,7 +57,7 @@ def test_a_test_over_requests_fails_the_same_assertion(name, alike):
 
 
 def test_one_arm_after_the_other_fails_the_same_assertion():
-    found = tally(in_sequence("decode.tps", 6).run(np.random.default_rng(SEED), 120, False))
+    found = tally(in_sequence("decode.tps", 6).run(np.random.default_rng(SEED), 100, False))
     assert not rarely(found.rejected, found.experiments)
 
 
