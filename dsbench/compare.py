@@ -100,7 +100,7 @@ def _observed(boots: Sequence[BootEvidence], arm: str, key: str, rank: int | Non
     found: dict[int, list[Observation]] = {}
     for boot in boots:
         if boot.planned.arm == arm:
-            seen = [o for o in boot.observations if o.metric == key and o.rank == rank]
+            seen = [o for o in boot.readings.get(key, ()) if o.rank == rank]
             if seen:
                 found[boot.number] = seen
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dsbench.records import (
@@ -40,6 +41,14 @@ class BootEvidence:
     """By probe."""
     findings: list[Finding] = field(default_factory=list)
 
+    @cached_property
+    def readings(self) -> dict[str, list[Observation]]:
+        """Observations by metric, in order of time; there may be a million of them."""
+        found: dict[str, list[Observation]] = {}
+        for o in self.observations:
+            found.setdefault(o.metric, []).append(o)
+        return found
+
     @property
     def number(self) -> int:
         return self.planned.number
@@ -63,7 +72,9 @@ def gather(plan: Plan, records: Sequence[Record]) -> list[BootEvidence]:
         if isinstance(record, Run) or record.boot not in boots or record.attempt != attempts.get(record.boot):
             continue
         boot = boots[record.boot]
-        if isinstance(record, BootEnded):
+        if isinstance(record, Observation):
+            boot.observations.append(record)
+        elif isinstance(record, BootEnded):
             boot.ended = record
         elif isinstance(record, Conditions):
             boot.conditions[record.rank] = record.values
@@ -73,8 +84,6 @@ def gather(plan: Plan, records: Sequence[Record]) -> list[BootEvidence]:
             boot.kv_profiles[record.rank] = record.values
         elif isinstance(record, Counters):
             boot.counters.append(record)
-        elif isinstance(record, Observation):
-            boot.observations.append(record)
         elif isinstance(record, Finding):
             boot.findings.append(record)
         elif isinstance(record, Check):

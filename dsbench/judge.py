@@ -62,7 +62,7 @@ def _rows(plan: Plan, boots: Sequence[BootEvidence], arm: Arm) -> list[Verdict]:
     """Rows of one arm, primary first; a metric read alike by every rank is one row."""
     rows: list[Verdict] = []
     for metric in plan.metrics:
-        ranks = {o.rank for boot in boots for o in boot.observations if o.metric == metric.key} or {None}
+        ranks = {o.rank for boot in boots for o in boot.readings.get(metric.key, ())} or {None}
         of_ranks = [
             compare(plan, boots, arm, metric, rank, _role(plan, arm, metric.key))
             for rank in sorted(ranks, key=lambda r: -1 if r is None else r)
@@ -84,9 +84,7 @@ def _arm_verdict(arm: Arm, rows: Sequence[Verdict], void: bool) -> ArmVerdict:
     primary = [row.word for row in rows if row.role == "primary"]
     guards = [row for row in rows if row.role == "guard"]
     word = overall(primary, [row.word for row in guards], void)
-    unresolved = [
-        row.metric for row in guards if row.word in ("inconclusive", "not-run") and not is_unproven_gain(row)
-    ]
+    unresolved = [row.metric for row in guards if row.word in ("inconclusive", "not-run") and not is_unproven_gain(row)]
     return ArmVerdict(arm=arm.name, toggles=arm.toggles, word=word, unresolved_guards=list(dict.fromkeys(unresolved)))
 
 

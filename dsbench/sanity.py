@@ -58,7 +58,7 @@ def acceptance_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[s
 def law_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
     """A baseline that fails the output law is nothing to be compared with."""
     mine = [boot for boot in boots if boot.planned.arm == plan.baseline.name]
-    failed = [o for boot in mine for o in boot.observations if o.metric == "output_law" and o.value == 0]
+    failed = [o for boot in mine for o in boot.readings.get("output_law", ()) if o.value == 0]
     if failed:
         yield (
             f"finding, the baseline itself fails output_law ({failed[0].item}: {failed[0].text}): "
@@ -67,6 +67,6 @@ def law_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
 
 
 def _pooled(boots: Sequence[BootEvidence], metric: str, item: str) -> float | None:
-    raws = [o.raw for boot in boots for o in boot.observations if (o.metric, o.item) == (metric, item) and o.raw]
+    raws = [o.raw for boot in boots for o in boot.readings.get(metric, ()) if o.item == item and o.raw]
     below = sum(raw[1] for raw in raws)
     return sum(raw[0] for raw in raws) / below if below else None

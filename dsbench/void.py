@@ -10,6 +10,8 @@ from dsbench.evidence import BootEvidence
 from dsbench.records import Plan, VoidReason
 
 Boots = Sequence[BootEvidence]
+Place = tuple[int | None, str | None]
+"""Rank and item of a reading."""
 
 UNCOMPARED = {"schema", "rank", "pid", "toggles"}
 """Conditions that differ by nature; toggles are compared with the arm's own."""
@@ -48,23 +50,32 @@ def boots_ended(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
 def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
     """Every planned probe of every measured boot ran, and every boot has the same readings to compare."""
     finished = [boot for boot in boots if boot.ok]
-    seen = {boot.number: {(o.metric, o.rank, o.item) for o in boot.observations} for boot in finished}
-    everything = set[tuple[str, int | None, str | None]]().union(*seen.values())
+    seen = {boot.number: _places(boot) for boot in finished}
+    everywhere: dict[str, set[Place]] = defaultdict(set)
+    for places in seen.values():
+        for metric, of_metric in places.items():
+            everywhere[metric] |= of_metric
     missing: dict[tuple[str, str], list[int]] = defaultdict(list)
     for boot in finished:
         for probe in plan.probes.names():
             check = boot.checks.get(probe)
             metrics = plan.probes.metrics(probe)
-            gave = {metric for metric, _, _ in seen[boot.number]}
-            lacking = [key for key in sorted(everything - seen[boot.number], key=repr) if key[0] in metrics]
+            gave = {metric: seen[boot.number].get(metric, set()) for metric in metrics}
+            lacking = [
+                (metric, *place)
+                for metric in sorted(metrics)
+                for place in sorted(everywhere[metric] - gave[metric], key=repr)
+            ]
             if check is None:
                 missing[probe, "has no record"].append(boot.number)
             elif check.status != "done":
                 missing[probe, f"{check.status}: {check.reason}"].append(boot.number)
-            elif absent := [metric for metric in metrics if metric not in gave]:
+            elif absent := [metric for metric in metrics if not gave[metric]]:
                 missing[probe, f"gave no {', '.join(absent)}"].append(boot.number)
-            elif (n := len({i for m, _, i in seen[boot.number] if m in metrics and i})) < plan.probes.items(probe):
-                missing[probe, f"gave {n} of {plan.probes.items(probe)} items"].append(boot.number)
+            elif (n := len({item for given in gave.values() for _, item in given if item})) < (
+                due := plan.probes.items(probe)
+            ):
+                missing[probe, f"gave {n} of {due} items"].append(boot.number)
             elif lacking:
                 missing[probe, f"gave no {_key(*lacking[0])}, which other boots have"].append(boot.number)
     for (probe, what), numbers in missing.items():
@@ -74,6 +85,10 @@ def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
             mend="see the reason in the boot's engine.log and run again; a check that did not run passes nothing",
             boots=numbers,
         )
+
+
+def _places(boot: BootEvidence) -> dict[str, set[Place]]:
+    return {metric: {(o.rank, o.item) for o in found} for metric, found in boot.readings.items()}
 
 
 def _key(metric: str, rank: int | None, item: str | None) -> str:
@@ -237,9 +252,7 @@ def clocks_apart(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
             continue
 
         def reading(boot: BootEvidence, key: str = metric.key) -> str | None:
-            seen = [
-                (o.rank, o.item, o.value, o.raw) for o in boot.observations if o.metric == key and o.value is not None
-            ]
+            seen = [(o.rank, o.item, o.value, o.raw) for o in boot.readings.get(key, ()) if o.value is not None]
             return repr(seen) if seen else None
 
         for numbers in _same(boots, reading):
