@@ -1,5 +1,7 @@
 """Projections against the engine that really boots, and against weights that were really loaded."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -73,12 +75,25 @@ def test_a_rank_that_cannot_be_is_named():
 
 
 @pytest.mark.slow
-def test_the_ladder_of_the_whole_model():
-    found = ladder(Rank(FLASH, "sm120", 2))
-    for steps in (found.alone, found.cumulative):
-        assert [step.toggle for step in steps] == list(ORDER)
-        assert [step.line_bytes for step in steps] == [size * MIB for size in (256, 256, 0, 256, 256, 64)]
-    assert [step.toggle for step in found.cumulative if step.modelled] == ["q_in_place"]
-    (in_place,) = (step for step in found.cumulative if step.toggle == "c128_indices_in_place")
-    assert (in_place.phases, in_place.index_maps) == ({"serve": 128 * MIB}, 19)
-    assert [dict(step.phases) for step in found.apart] == [{"after profile": 128 * MIB}, {"init": 64 * MIB}]
+def test_the_whole_model_at_three_states_of_the_ladder():
+    states = [project(Rank(FLASH, "sm120", 2), ToggleSet(ORDER[:n])) for n in (0, 3, 6)]
+    lines = [arm.line_bytes for arm in states]
+    assert [before - after for before, after in pairwise(lines)] == [512 * MIB, 576 * MIB]
+    assert [arm.modelled_reservation_bytes for arm in states] == [256 * MIB, 0, 0]
+    assert [arm.phase("serve").bytes for arm in states] == [384 * MIB, 0, 0]
+    assert [arm.index_maps_per_step for arm in states] == [20, 1, 1]
+
+
+def test_a_ladder_has_each_toggle_alone_and_after_the_others():
+    found = ladder(thin((0, 0)), ("mtp_hidden_skip", "mhc_final_fused", "dflash_staging_skip"), workers=1)
+    assert [(step.toggle, step.line_bytes) for step in found.alone] == [
+        (name, 256 * MIB) for name in ("mtp_hidden_skip", "mhc_final_fused")
+    ]
+    assert [step.toggle for step in found.cumulative] == ["mtp_hidden_skip", "mhc_final_fused"]
+    assert [(step.toggle, dict(step.phases)) for step in found.apart] == [("dflash_staging_skip", {"init": 64 * MIB})]
+    assert set(found.arms) == {
+        frozenset(),
+        frozenset({"mtp_hidden_skip"}),
+        frozenset({"mtp_hidden_skip", "mhc_final_fused"}),
+        frozenset({"dflash_staging_skip"}),
+    }, "an arm that two steps share is projected once"
