@@ -88,8 +88,6 @@ def test_a_ladder_has_each_toggle_alone_and_after_the_others():
     found = ladder(thin((0, 0)), ("mtp_hidden_skip", "mhc_final_fused", "dflash_staging_skip"), workers=1)
     assert [step.toggle for step in found.alone] == ["mtp_hidden_skip", "mhc_final_fused"]
     assert [step.line_bytes for step in found.alone] == [256 * MIB] * 2
-        (name, 256 * MIB) for name in ("mtp_hidden_skip", "mhc_final_fused")
-    ]
     assert [step.toggle for step in found.cumulative] == ["mtp_hidden_skip", "mhc_final_fused"]
     assert [(step.toggle, dict(step.phases)) for step in found.apart] == [("dflash_staging_skip", {"init": 64 * MIB})]
     assert set(found.arms) == {
