@@ -1,6 +1,7 @@
 """Plans for engines that are not ours: what is checked before the first boot, and what the plan then says."""
 
 import json
+import venv
 
 import pytest
 
@@ -11,6 +12,14 @@ NONE = dict.fromkeys(
     ("until", "timeout", "max_num_batched_tokens", "max_model_len", "hidden_size", "speculative",
      "draft_load_format", "synthetic_acceptance_rates", "synthetic_acceptance_length")
 )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory):
+    """An environment that has nothing: the one that runs the tests may have our plugin."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder)
+    return str(folder)
 
 
 @pytest.fixture
@@ -38,8 +47,8 @@ def plan(serve_args, env=(), suite="quick", **options):
 ARMS = ("a=env=X=1", "b=env=X=2")
 
 
-def test_an_unknown_vllm_may_be_measured(site):
-    found = plan("org/m --max-model-len 4096", (site(),), arms=ARMS)
+def test_an_unknown_vllm_may_be_measured(site, bare):
+    found = plan("org/m --max-model-len 4096", (site(),), arms=ARMS, vllm_python=bare)
     assert (found.engine, found.dims, found.engine_args) == (
         "vllm", {"name": "org/m", "max_model_len": 4096}, ["org/m", "--max-model-len", "4096"]
     )  # fmt: skip
@@ -51,11 +60,11 @@ def test_an_unknown_vllm_may_be_measured(site):
     assert any("no plugin of ours" in note for note in found.notes)
 
 
-def test_it_takes_no_toggles(site):
+def test_it_takes_no_toggles(site, bare):
     with pytest.raises(InputError, match=r"vLLM 0\.99\.0 takes no toggles, and 'mhc_input_reuse' is one"):
-        plan("org/m", (site(),), toggles=("mhc_input_reuse",))
+        plan("org/m", (site(),), toggles=("mhc_input_reuse",), vllm_python=bare)
     with pytest.raises(InputError, match="takes no toggles"):
-        plan("org/m", (site(),), arms=("a=env=X=1", "b=toggles=mhc_input_reuse"))
+        plan("org/m", (site(),), arms=("a=env=X=1", "b=toggles=mhc_input_reuse"), vllm_python=bare)
 
 
 def test_with_the_plugin_arms_are_read_back(site):
