@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal, get_args
@@ -15,18 +17,26 @@ from dsbench.errors import InputError
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Repeats = Annotated[list[Number], Field(min_length=1)]
 CacheState = Literal["cold", "warm", "unknown"]
+DEEPEST = 64
+"""Levels of objects and lists in a file; no input needs more than a few."""
+KINDS: dict[str, tuple[type, ...]] = {
+    "toggle_marker_seen": (bool, int),
+    "checks_planned": (int,),
+    "checks_run": (int,),
+}
+"""Conditions that are flags or counts: the text "false" would be true."""
 FREE_TEXT = ("name", "title", "note", "notes", "source", "why", "description")
 """Keys for people, which are read past."""
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class TableArm(BaseModel):
     """One arm. Any other key is a setting, which has to be the same in every arm unless it is declared."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     boots: list[Number | Repeats | None] | None = Field(default=None, min_length=1)
     """One reading a boot, or the repeats inside each boot; null is a boot without a reading."""
@@ -108,7 +118,7 @@ class Table(_Part):
     boots: list[SingleBoot] | None = Field(default=None, min_length=2)
     steps: list[Step] | None = Field(default=None, min_length=2)
     conditions: dict[str, Any] = {}
-    """A value for all arms, or one an arm; the latter must agree unless declared."""
+    """A value for all arms, or an object by arm, build or step; the latter must agree unless declared."""
     declared: list[str] = []
     """Conditions and settings in which the arms are meant to differ."""
     n_items: int | None = Field(default=None, gt=0)
@@ -139,6 +149,31 @@ class Table(_Part):
             raise ValueError("arms: all have boots, or all have runs")
         return self
 
+    @model_validator(mode="after")
+    def _readable_conditions(self) -> Table:
+        """A value under a name without readings would be held against nothing."""
+        for key, value in self.conditions.items():
+            by_name = value if isinstance(value, dict) else {"": value}
+            if isinstance(value, dict) and (strange := [name for name in value if name not in self.names]):
+                raise ValueError(
+                    f"conditions.{key}: '{strange[0]}' has no readings; the table has {', '.join(self.names)}"
+                )
+            kinds = KINDS.get(key)
+            wrong = [one for one in by_name.values() if kinds and one is not None and type(one) not in kinds]
+            if kinds and wrong:
+                wanted = "true, false or null" if bool in kinds else "a whole number or null"
+                raise ValueError(f"conditions.{key}: should be {wanted}, got {wrong[0]!r}")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """The arms, builds or steps that have readings."""
+        if self.arms is not None:
+            return list(self.arms)
+        return list(
+            dict.fromkeys([str(one.build) for one in self.boots or ()] + [one.step for one in self.steps or ()])
+        )
+
     @property
     def better(self) -> Literal["up", "down"]:
         return "up" if self.higher_is_better else "down"
@@ -168,14 +203,34 @@ def load_table(path: Path) -> Table:
 
 def load_json(path: Path) -> Any:
     """The content of a JSON file, or one line that says why there is none."""
+    too_deep = f"{path}: nested more than {DEEPEST} levels deep"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise InputError(too_deep) from None
+    except ValueError:
+        raise InputError(f"{path}: has an integer of more than {sys.get_int_max_str_digits()} digits") from None
+    if _deeper_than(content, DEEPEST):
+        raise InputError(too_deep)
+    return content
+
+
+def _deeper_than(content: Any, levels: int) -> bool:
+    """Whether lists and objects lie inside each other on more than `levels` levels."""
+    layer = [content]
+    for _ in range(levels):
+        layer = [inner for one in layer for inner in _inside(one)]
+    return any(isinstance(one, dict | list) for one in layer)
+
+
+def _inside(one: Any) -> Iterable[Any]:
+    return one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
 
 
 def _explain(error: ValidationError, content: Any) -> str:

@@ -34,11 +34,9 @@ def table_void(table: Table) -> list[VoidReason]:
 
 
 def by_arm(table: Table, key: str) -> dict[str, Any] | None:
-    """A condition that is given for each arm; None where it is one for all."""
+    """A condition that is given by arm, build or step, None for one that it leaves out; None if it is one for all."""
     value = table.conditions.get(key)
-    if isinstance(value, dict) and table.arms and value.keys() == table.arms.keys():
-        return value
-    return None
+    return {name: value.get(name) for name in table.names} if isinstance(value, dict) else None
 
 
 def companions(table: Table) -> dict[str, dict[str, float]]:
@@ -46,17 +44,20 @@ def companions(table: Table) -> dict[str, dict[str, float]]:
     found = {}
     for key in table.conditions:
         values = by_arm(table, key)
-        if values and key.endswith(MEASURED) and all(isinstance(v, int | float) for v in values.values()):
+        if values and _is_companion(key, values) and None not in values.values():
             found[key] = values
     return found
+
+
+def _is_companion(key: str, values: dict[str, Any]) -> bool:
+    return key.endswith(MEASURED) and all(v is None or isinstance(v, int | float) for v in values.values())
 
 
 def _markers(table: Table) -> Iterator[VoidReason]:
     arms = list(table.arms or ())
     if MARKER not in table.conditions or MARKER in table.declared:
         return
-    value = table.conditions[MARKER]
-    seen = by_arm(table, MARKER) or (value if isinstance(value, dict) else dict.fromkeys(arms, value))
+    seen = _of_arms(table, MARKER)
     for arm in arms[1:]:
         if not seen.get(arm):
             yield VoidReason(
@@ -83,8 +84,8 @@ def _differences(table: Table) -> Iterator[VoidReason]:
     }
     for key in table.conditions:
         values = by_arm(table, key)
-        if values is not None and key not in OWN_RULES and key not in companions(table):
-            keys[key] = values
+        if values is not None and key not in OWN_RULES and not _is_companion(key, values):
+            keys[key] = {name: "unknown" if value is None else value for name, value in values.items()}
     for key, values in keys.items():
         if key not in table.declared and len(set(map(repr, values.values()))) > 1:
             yield VoidReason(
@@ -129,7 +130,7 @@ def _identical(table: Table) -> Iterator[VoidReason]:
 
 def _checks(table: Table) -> Iterator[VoidReason]:
     arms = list(table.arms or ())
-    planned, run = (_of_arms(table, key, arms) for key in CHECKS)
+    planned, run = (_of_arms(table, key) for key in CHECKS)
     for arm in arms:
         if planned.get(arm) is not None and (run.get(arm) or 0) < planned[arm]:
             yield VoidReason(
@@ -141,21 +142,20 @@ def _checks(table: Table) -> Iterator[VoidReason]:
 
 
 def _events(table: Table) -> Iterator[VoidReason]:
-    arms = list(table.arms or ()) or ["the table"]
     for key, (code, text, mend) in EVENTS.items():
-        for arm, value in _of_arms(table, key, arms).items():
+        for arm, value in _of_arms(table, key).items():
             if value:
                 told = f": {', '.join(map(str, value))}" if isinstance(value, list) else ""
                 yield VoidReason(code=code, text=f"{arm}: {text}{told}", mend=mend, arm=arm)
 
 
-def _of_arms(table: Table, key: str, arms: list[str]) -> dict[str, Any]:
+def _of_arms(table: Table, key: str) -> dict[str, Any]:
     values = by_arm(table, key)
-    return values if values is not None else dict.fromkeys(arms, table.conditions.get(key))
+    return values if values is not None else dict.fromkeys(table.arms or ["the table"], table.conditions.get(key))
 
 
 def _pinned(table: Table) -> Iterator[VoidReason]:
-    sources = _of_arms(table, "kv_source", list(table.arms or ()) or ["the table"])
+    sources = _of_arms(table, "kv_source")
     if table.is_kv and any(str(value).lower() in PINNED for value in sources.values()):
         yield VoidReason(
             code="kv-pinned",

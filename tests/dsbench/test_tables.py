@@ -81,6 +81,12 @@ def with_conditions(**conditions):
     return table(conditions={"toggle_marker_seen": {"off": False, "on": True}} | conditions)
 
 
+def builds(**conditions):
+    boots = [{"build": n, "available_kv_gib": gib} for n, gib in enumerate([20.0, 21.5], start=1)]
+    fixed = {"metric": "KV memory", "unit": "GiB", "higher_is_better": True}
+    return fixed | {"boots": boots, "conditions": conditions}
+
+
 def with_arm(**fields):
     content = copy.deepcopy(table())
     content["arms"]["on"] |= fields
@@ -94,6 +100,9 @@ VOID = {
     "marker-misplaced ": table(conditions={"toggle_marker_seen": {"off": None, "on": True}}),
     "condition-differs": with_conditions(version={"off": "0.26", "on": "0.27"}),
     "condition-differs ": with_arm(fewshot=5),
+    "condition-differs  ": with_conditions(version={"off": "0.26"}),
+    "counter-reset ": builds(counter_reset={"1": False, "2": True}),
+    "kv-pinned ": builds(kv_source={"1": "profiled", "2": "pinned"}),
     "shared-log": with_conditions(log_sha256={"off": "abc", "on": "abc"}),
     "shared-log ": with_arm(logs=["1", "2", "3", "3"]),
     "identical-readings": table(b=(300.1, 300.4, 299.8, 300.2)),
@@ -122,6 +131,32 @@ def test_a_sound_table_is_judged():
 def test_what_is_declared_may_differ():
     content = with_conditions(version={"off": "0.26", "on": "0.27"})
     assert judged(content | {"declared": ["version"]}).word == "improved"
+
+
+@pytest.mark.parametrize("arm", ["serve A", "serve C"])
+def test_renaming_an_arm_but_not_its_conditions_is_refused(tmp_path, arm):
+    """Otherwise two lengths are compared as if nobody had said that they differ."""
+    content = json.loads((DATA / "tokens_other_length.json").read_text())
+    content["arms"] = {"new name" if name == arm else name: boots for name, boots in content["arms"].items()}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(content))
+    result = invoke("judge", "--from-table", path)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert f"conditions.max_model_len: '{arm}' has no readings" in result.stderr
+
+
+def test_conditions_of_sound_builds_by_name_do_not_void():
+    assert judged(builds(counter_reset={"1": False, "2": False}, kv_source={"1": "profiled"})).void == []
+
+
+def test_a_companion_reading_of_one_arm_is_no_difference():
+    assert judged(with_conditions(available_kv_gib={"off": 21.2})).word == "improved"
+
+
+def test_a_byte_order_mark_is_read_past(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(table()), encoding="utf-8-sig")
+    assert invoke("judge", "--from-table", path).exit_code == 0
 
 
 def test_a_pinned_memory_does_not_void_a_speed():
@@ -218,6 +253,18 @@ def test_whole_or_empty_memory_is_no_reason_to_stop():
         (table(alpha=5), "alpha: input should be less than 1, got 5"),
         (table(arms={"a": {"boots": [1]}}), "a comparison needs two"),
         (table(steps=[]), "steps"),
+        (table([True, 300.4, 299.8, 300.2]), "arms.off.boots.0: input should be a valid number, got True"),
+        (table(["11.5", 300.4, 299.8, 300.2]), "arms.off.boots.0: input should be a valid number, got '11.5'"),
+        (table(higher_is_better="yes"), "higher_is_better: input should be a valid boolean, got 'yes'"),
+        (table(alpha="0.05"), "alpha: input should be a valid number, got '0.05'"),
+        (with_arm(blocks=[1, 2, 3, True]), "arms.on.blocks.3: input should be a valid integer, got True"),
+        (with_conditions(toggle_marker_seen={"off": False, "on": "false"}), "should be true, false or null, got 'fa"),
+        (with_conditions(checks_planned="3"), "conditions.checks_planned: should be a whole number or null, got '3'"),
+        (with_conditions(seed={"off": 1, "no": 1}), "conditions.seed: 'no' has no readings; the table has off, on"),
+        (builds(cache_state={"1": "warm", "3": "warm"}), "conditions.cache_state: '3' has no readings"),
+        ("[" * 100_000, "nested more than 64 levels deep"),
+        (table(conditions={"seed": json.loads("[" * 70 + "]" * 70)}), "nested more than 64 levels deep"),
+        ('{"n_items": ' + "9" * 5000 + "}", "has an integer of more than 4300 digits"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, content, said):
