@@ -23,6 +23,7 @@ _PAGE = re.compile(r"(?m)^(?:# SNAPSHOT |# (?:TYPE|HELP) |vllm:\w+(?:\{[^\n]{0,2
 
 def inspect(text: str) -> dict[str, Any]:
     """Everything that known shapes say of `text`; `shape` is `metrics`, `log` or `unknown`."""
+    text = text.removeprefix("\ufeff")
     if _PAGE.search(text[:20_000]) and max(map(len, text.split("\n"))) <= LONGEST:
         try:
             return {"shape": "metrics", **_metrics(text)}

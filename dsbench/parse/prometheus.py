@@ -26,11 +26,19 @@ DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens"
 ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens"
 ACCEPTED_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
-_HEADER = re.compile(r"^# SNAPSHOT (\S+)(?: status=(\d+))?\s*$", re.MULTILINE)
+COUNTERS = {
+    "prompt_tokens": "vllm:prompt_tokens",
+    "generation_tokens": "vllm:generation_tokens",
+    "prefix_cache_queries": "vllm:prefix_cache_queries",
+    "prefix_cache_hits": "vllm:prefix_cache_hits",
+    "preemptions": "vllm:num_preemptions",
+}
+
+_HEADER = re.compile(r"^\ufeff?# SNAPSHOT (\S+)(?: status=(\d+))?\s*$", re.MULTILINE)
 
 
 class CounterReset(ValueError):
-    """A counter is lower, or gone, in the later page: the server restarted or something reset it."""
+    """A counter is lower in the later page, or one of its series gone: the server restarted or something reset it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class Page:
 def read_page(text: str, time: datetime | None = None, status: int | None = None) -> Page:
     """Parse one page. ValueError if it is not in the text format."""
     values: dict[Series, float] = {}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(text.removeprefix("\ufeff")):
         for sample in family.samples:
             if not sample.name.endswith("_created"):
                 series = sample.name.removesuffix("_total"), frozenset(sample.labels.items())
@@ -72,29 +80,33 @@ def read_snapshots(text: str) -> list[Page]:
 
 
 def increase(before: Page, after: Page, name: str) -> float | None:
-    """How much a counter rose, summed over its labels; None if neither page has it.
+    """How much a counter rose, summed over its labels; None if the later page does not have it: absent is not 0.
 
-    A series that appears in between began at 0. Raises CounterReset if one fell or vanished.
+    A series that appears in between began at 0. Raises CounterReset if one fell, or vanished from among others.
     """
-    if before.total(name) is None and after.total(name) is None:
+    if after.total(name) is None:
         return None
     return sum(rise for _, rise in _rises(before, after, name))
 
 
 def _rises(before: Page, after: Page, name: str) -> Iterator[tuple[Series, float]]:
     for series in sorted({s for s in (*before.values, *after.values) if s[0] == name}, key=repr):
-        then, now = before.values.get(series, 0.0), after.values.get(series, 0.0)
+        if series not in after.values:
+            raise CounterReset(f"a series of {name} is gone: the server restarted or reset its counters")
+        then, now = before.values.get(series, 0.0), after.values[series]
         if now < then:
             raise CounterReset(f"{name} fell from {then:g} to {now:g}: the server restarted or reset its counters")
         yield series, now - then
 
 
 def acceptance(before: Page, after: Page) -> AcceptanceCounts | None:
-    """What the drafts did between two pages; None if the server counts no drafts."""
+    """What the drafts did between two pages; None if the later one counts no drafts."""
     totals = [increase(before, after, name) for name in (DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS)]
     if None in totals:
         return None
     drafts, drafted, accepted = (int(total or 0) for total in totals)
+    if after.total(ACCEPTED_PER_POSITION) is None:
+        return AcceptanceCounts(drafts, drafted, accepted, ())
     per_position = [0] * max(before.positions(), after.positions())
     for series, rise in _rises(before, after, ACCEPTED_PER_POSITION):
         position = _position(series)
@@ -142,22 +154,24 @@ def window(before: Page, after: Page, *, prompts_share_a_prefix: bool = False) -
     """
     seconds = (after.time - before.time).total_seconds() if before.time and after.time else None
     spec = acceptance(before, after)
-    queries, hits = (increase(before, after, f"vllm:prefix_cache_{what}") for what in ("queries", "hits"))
-    flags = draft_flags(spec) if spec else []
-    if prompts_share_a_prefix and queries and not hits:
+    rose = {key: increase(before, after, name) for key, name in COUNTERS.items()}
+    flags = [*_lacking(before, after), *(draft_flags(spec) if spec else [])]
+    if prompts_share_a_prefix and rose["prefix_cache_queries"] and rose["prefix_cache_hits"] == 0:
         flags.append("prefix cache never hits")
     return Window(
         seconds=seconds,
-        prompt_tokens=increase(before, after, "vllm:prompt_tokens"),
-        generation_tokens=increase(before, after, "vllm:generation_tokens"),
-        prefix_cache_queries=queries,
-        prefix_cache_hits=hits,
-        preemptions=increase(before, after, "vllm:num_preemptions"),
+        **rose,
         running_at_end=after.total("vllm:num_requests_running"),
         kv_cache_usage_fraction_at_end=after.total("vllm:kv_cache_usage_perc"),
         spec=spec,
         flags=flags,
     )
+
+
+def _lacking(before: Page, after: Page) -> list[str]:
+    names = (*COUNTERS.values(), DRAFTS, DRAFT_TOKENS, ACCEPTED_TOKENS, ACCEPTED_PER_POSITION)
+    gone = [name for name in names if before.total(name) is not None and after.total(name) is None]
+    return [f"the later page does not have {', '.join(gone)}: unknown"] if gone else []
 
 
 def draft_flags(counts: AcceptanceCounts) -> list[str]:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsbench.parse.inspect import inspect
 from dsbench.parse.prometheus import CounterReset, Page, acceptance, increase, read_page, read_snapshots, window
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "metrics"
@@ -78,9 +79,28 @@ def test_a_reset_of_one_label_is_not_hidden_by_the_sum():
 
 
 def test_a_series_that_vanishes_is_a_reset_and_a_new_one_began_at_zero():
-    with pytest.raises(CounterReset):
-        increase(read_page(counter(9)), read_page(""), "vllm:generation_tokens")
+    before, after = read_page(counter(9, 0) + counter(5, 1)), read_page(counter(99, 0))
+    with pytest.raises(CounterReset, match="a series of vllm:spec_decode_num_accepted_tokens_per_pos is gone"):
+        increase(before, after, "vllm:spec_decode_num_accepted_tokens_per_pos")
     assert increase(read_page(""), read_page(counter(9)), "vllm:generation_tokens") == 9
+
+
+def test_a_counter_that_the_later_page_lacks_is_unknown():
+    """Nothing fell: the page does not say."""
+    before = read_page((DATA / "two_snapshots.prom").read_text().partition("# SNAPSHOT")[2].partition("\n")[2])
+    after = read_page("vllm:num_requests_running 1\n")
+    found = window(Page(before.values), after)
+    assert (found.generation_tokens, found.preemptions, found.spec, found.running_at_end) == (None, None, None, 1)
+    assert found.flags[0].startswith("the later page does not have vllm:prompt_tokens, vllm:generation_tokens")
+    drafts = "".join(f"vllm:spec_decode_num_{name}_total 8\n" for name in ("drafts", "draft_tokens", "accepted_tokens"))
+    assert acceptance(read_page(drafts + counter(4, 0)), read_page(drafts)).accepted_per_position == ()
+
+
+def test_a_byte_order_mark_hides_no_page():
+    text = (DATA / "two_snapshots.prom").read_text()
+    assert read_snapshots("\ufeff" + text) == read_snapshots(text)
+    assert inspect("\ufeff" + text) == inspect(text)
+    assert read_page("\ufeff" + counter(9)) == read_page(counter(9))
 
 
 def test_what_neither_page_has_is_unknown():
