@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from dsbench.checks.answer import Answer, Input, read
+from pydantic import Field
+
+from dsbench.checks.answer import Answer, Input, Some, read
 from dsbench.errors import InputError
 from dsbench.sanity import plausible
 
@@ -19,7 +21,7 @@ class _Line(Input):
 
 
 class _Lines(Input):
-    lines: list[_Line]
+    lines: Some[_Line]
 
 
 def acceptance_too_good(content: Any) -> Answer:
@@ -29,6 +31,8 @@ def acceptance_too_good(content: Any) -> Answer:
         plausible(line.mean_acceptance_length, line.num_speculative_tokens, line.per_position, line.workload)
         for line in lines
     ]
+    if set(words) == {"unknown"}:
+        raise InputError("lines: no line has a mean_acceptance_length, so nothing was checked")
     found = [
         f"line {n}: {word}; check coherence and the output law before any claim"
         for n, word in enumerate(words, start=1)
@@ -39,13 +43,13 @@ def acceptance_too_good(content: Any) -> Answer:
 
 class _Config(Input):
     num_speculative_tokens: int
-    block_size: int
+    block_size: int = Field(gt=0)
 
 
 class _Depths(Input):
-    configs: list[_Config]
+    configs: Some[_Config]
     sweep_depths_run: list[int] | None = None
-    sweep_depths_asked: list[int] | None = None
+    sweep_depths_asked: Some[int] | None = None
 
 
 def draft_depth_against_block_size(content: Any) -> Answer:
@@ -88,7 +92,11 @@ def _positions(content: dict[str, Any]) -> dict[int, Sequence[float]]:
     found: dict[int, Sequence[float]] = {}
     for key, rates in content.items():
         if match := re.fullmatch(r"per_position_k(\d+)", key):
-            if not isinstance(rates, list) or not all(isinstance(rate, int | float) for rate in rates):
+            if not isinstance(rates, list) or not rates or not all(map(_is_rate, rates)):
                 raise InputError(f"{key}: should be a list of rates, got {rates!r}")
             found[int(match[1])] = rates
     return found
+
+
+def _is_rate(rate: Any) -> bool:
+    return type(rate) in (int, float) and 0 <= rate <= 1

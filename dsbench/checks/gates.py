@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dsbench.checks.answer import Answer, Input, read
+from dsbench.checks.answer import Answer, Input, Some, read
 from dsbench.errors import InputError
 
 RESULT = re.compile(r"\b(?:passed\s*=|score)\s*(\d+)/(\d+)")
@@ -20,7 +20,7 @@ class _Gate(Input):
 
 
 class _Gates(Input):
-    gates: list[_Gate]
+    gates: Some[_Gate]
     must_be_full: list[bool]
 
 
@@ -33,7 +33,7 @@ def gate_that_was_not_run(content: Any) -> Answer:
         gate_state(gate.rc, gate.stdout, full) for gate, full in zip(given.gates, given.must_be_full, strict=True)
     ]
     failed = any(state.startswith("fail") for state in states)
-    overall = NOT_RUN if NOT_RUN in states or not states else "fail" if failed else "pass"
+    overall = NOT_RUN if NOT_RUN in states else "fail" if failed else "pass"
     found = [f"gate {n}: {s}" for n, s in enumerate(states, start=1) if s == NOT_RUN or s.startswith("fail")]
     return Answer({"state": states, "overall": overall}, found)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsbench.checks.answer import Answer, Input, read
+from dsbench.checks.answer import Answer, Input, Some, read
+from dsbench.errors import InputError
 from dsbench.sanity import CERTAIN_POSITION
 
 LATENCY_TOLERANCE = 0.03
@@ -30,12 +31,14 @@ class Row(Input):
 
 
 class _Rows(Input):
-    rows: list[Row]
+    rows: Some[Row]
 
 
 def identities_between_metrics(content: Any) -> Answer:
     """Violations of each row, with the figures they are held against."""
     rows = read(_Rows, content).rows
+    if not any(identities(row) for row in rows):
+        raise InputError("rows: no row has the figures of one identity together, so nothing was checked")
     broken = [violations(row) for row in rows]
     figures = {
         "violations": broken,
@@ -47,23 +50,28 @@ def identities_between_metrics(content: Any) -> Answer:
 
 def violations(row: Row) -> list[str]:
     """Names of the identities that a row breaks; what is not given is not checked."""
-    found = []
+    return [name for name, holds in identities(row).items() if not holds]
+
+
+def identities(row: Row) -> dict[str, bool]:
+    """Whether each identity holds whose figures the row has."""
+    held = {}
     length = row.mean_acceptance_length
-    if length is not None and row.depth is not None and length > row.depth + 1:
-        found.append("length above depth + 1")
+    if length is not None and row.depth is not None:
+        held["length above depth + 1"] = length <= row.depth + 1
     if length is not None and row.drafts and row.accepted is not None:
         expected = 1 + row.accepted / row.drafts
-        if abs(length - expected) > LENGTH_TOLERANCE * expected:
-            found.append("length against accepted and drafts")
-    if row.name not in PREDICTABLE and any(rate >= CERTAIN_POSITION for rate in row.per_position or ()):
-        found.append("position at the ceiling")
+        held["length against accepted and drafts"] = abs(length - expected) <= LENGTH_TOLERANCE * expected
+    if row.per_position:
+        certain = any(rate >= CERTAIN_POSITION for rate in row.per_position)
+        held["position at the ceiling"] = row.name in PREDICTABLE or not certain
     expected_tpot = itl_over_length(row)
-    if row.tpot_ms and expected_tpot and abs(row.tpot_ms - expected_tpot) > LATENCY_TOLERANCE * expected_tpot:
-        found.append("tpot against itl")
+    if row.tpot_ms and expected_tpot:
+        held["tpot against itl"] = abs(row.tpot_ms - expected_tpot) <= LATENCY_TOLERANCE * expected_tpot
     limit = speed_limit(row)
-    if limit is not None and row.tokens_per_second is not None and row.tokens_per_second > limit:
-        found.append("tokens per second above the limit")
-    return found
+    if limit is not None and row.tokens_per_second is not None:
+        held["tokens per second above the limit"] = row.tokens_per_second <= limit
+    return held
 
 
 def itl_over_length(row: Row) -> float | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any, Literal
 
-from dsbench.checks.answer import Answer, Input, read
+from dsbench.checks.answer import Answer, Input, Share, Some, read
 from dsbench.decide import decide
-from dsbench.stats.samples import Interval
+from dsbench.errors import InputError
 from dsbench.stats.unblocked import compare_unblocked, smallest_p
 from dsbench.table_steps import BOOTS_TO_SEE_SPREAD
 
@@ -32,9 +32,9 @@ class _Boot(Input):
 
 
 class _Boots(Input):
-    boots: list[_Boot]
+    boots: Some[_Boot]
     rank_peaks_gib: dict[str, float] | None = None
-    kv_tokens_before_after: tuple[int, int] | None = None
+    kv_tokens_before_after: Share | None = None
 
 
 def first_boot_reads_less_kv(content: Any) -> Answer:
@@ -56,6 +56,10 @@ def first_boot_reads_less_kv(content: Any) -> Answer:
         found += [f"rank {top} peaks {peaks[top] - usual:.2f} GiB above the others"] if stands_out else []
     if given.kv_tokens_before_after:
         before, after = given.kv_tokens_before_after
+        if before <= 0 or after < 0:
+            raise InputError(
+                f"kv_tokens_before_after: should be tokens before, above 0, and after; got {before}, {after}"
+            )
         figures["token_loss_percent"] = 100 * (before - after) / before
     return Answer(figures, found)
 
@@ -70,8 +74,8 @@ def _verdict(used: dict[str, list[float]]) -> str:
 
 
 class _Swing(Input):
-    A: list[float]
-    B: list[float]
+    A: Some[float]
+    B: Some[float]
 
 
 def kv_swing_between_boots(content: Any) -> Answer:
@@ -79,11 +83,10 @@ def kv_swing_between_boots(content: Any) -> Answer:
     given = read(_Swing, content)
     low, high = min(given.A), max(given.A)
     inside = all(low <= value <= high for value in given.B)
-    tests = compare_unblocked(given.A, given.B, 0.90) if given.A and given.B else None
-    p = tests.p_if_it_fires(ALPHA) if tests else None
-    span: Interval | None = tests.interval if tests else None
+    tests = compare_unblocked(given.A, given.B, 0.90)
+    p = tests.p_if_it_fires(ALPHA)
     delta = fmean(given.B) - fmean(given.A)
-    word = decide(delta, margin=0.0, better="up", p=p, interval=span, alpha=ALPHA)
+    word = decide(delta, margin=0.0, better="up", p=p, interval=tests.interval, alpha=ALPHA)
     figures = {
         "range_gib": high - low,
         "b_inside_range_of_a": inside,

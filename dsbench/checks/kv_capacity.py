@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
+from typing import Annotated, Any
 
-from dsbench.checks.answer import Answer, Input, read
+from pydantic import Field
+
+from dsbench.checks.answer import Answer, Input, Some, read
 from dsbench.errors import InputError
 
 CONCURRENCY_ROUNDING = 0.005
+Pair = Annotated[tuple[str, str], Field(strict=False)]
 
 
 class _Stage(Input):
     gib: float
-    layers: int
+    layers: int = Field(gt=0)
 
 
 class _Ranks(Input):
-    cases: list[dict[str, float | None]]
+    cases: Some[dict[str, float | None]]
     blocks: dict[str, int] | None = None
     pipeline: dict[str, _Stage] | None = None
 
@@ -37,7 +40,7 @@ def rank_capacity_mismatch(content: Any) -> Answer:
             flags.append(f"rank {', '.join(silent)} unknown" if silent else "no rank")
         else:
             capacity.append(min(known))
-            spread.append(100 * (max(known) - min(known)) / max(known))
+            spread.append(100 * (max(known) - min(known)) / max(known) if max(known) else None)
             flags.append("ranks differ" if max(known) > min(known) else None)
     figures: dict[str, Any] = {"capacity_gib": capacity, "spread_percent_of_larger": spread, "flag": flags}
     found = [f"case {n}: {flag}" for n, flag in enumerate(flags, start=1) if flag]
@@ -54,7 +57,7 @@ def rank_capacity_mismatch(content: Any) -> Answer:
 class _Serves(Input):
     serves: dict[str, list[float | None]]
     columns: list[str]
-    pairs: list[tuple[str, str]]
+    pairs: Some[Pair]
 
 
 def kv_tokens_are_derived(content: Any) -> Answer:
@@ -64,6 +67,8 @@ def kv_tokens_are_derived(content: Any) -> Answer:
     for name, row in rows.items():
         if lacking := [key for key in ("kv_tokens", "max_concurrency", "max_model_len") if row.get(key) is None]:
             raise InputError(f"serves.{name}: {', '.join(lacking)} is missing")
+        if _of(row, "max_model_len") <= 0:
+            raise InputError(f"serves.{name}: max_model_len should be above 0, got {row['max_model_len']:g}")
     requests = {name: _of(row, "kv_tokens") / _of(row, "max_model_len") for name, row in rows.items()}
     consistent = {
         name: consistent_concurrency(requests[name], _of(row, "max_concurrency"), _of(row, "max_model_len"))

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from dsbench.checks.answer import Answer, Input, read
+from pydantic import Field
+
+from dsbench.checks.answer import Answer, Input, Some, read
 from dsbench.errors import InputError
 
 FACTORS = {
@@ -22,16 +24,16 @@ WITHIN = "within tolerance"
 
 
 class _Series(Input):
-    tokens: list[int]
-    ratio_series: list[list[float]]
-    tolerance: float
+    tokens: Some[int]
+    ratio_series: Some[Some[float]]
+    tolerance: float = Field(ge=0)
 
 
 def uniform_scale_error(content: Any) -> Answer:
     """Class of each series, and how far a uniform one is from the square root of two."""
     given = read(_Series, content)
     for number, series in enumerate(given.ratio_series, start=1):
-        if len(series) != len(given.tokens) or not series:
+        if len(series) != len(given.tokens):
             raise InputError(f"ratio_series.{number - 1}: needs one ratio for each of {len(given.tokens)} token counts")
     classes = [scale_class(given.tokens, series, given.tolerance) for series in given.ratio_series]
     figures: dict[str, Any] = {"class": classes, "sqrt_2": math.sqrt(2)}
@@ -47,7 +49,7 @@ def scale_class(tokens: Sequence[int], ratios: Sequence[float], tolerance: float
     if not off:
         return WITHIN
     middle = _middle(ratios)
-    if len(off) == len(ratios) and all(abs(ratio / middle - 1) <= tolerance for ratio in ratios):
+    if len(off) == len(ratios) and all(abs(ratio - middle) <= tolerance * abs(middle) for ratio in ratios):
         name = next(
             (name for name, factor in FACTORS.items() if abs(middle / factor - 1) <= tolerance), f"{middle:.4g}"
         )

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from dsbench.checks.answer import Answer, Input, read
+from dsbench.checks.answer import Answer, Input, Some, read
+from dsbench.errors import InputError
 
 CONTROL = re.compile(r"<\uff5c|\uff5c>|<\|[A-Za-z_▁][\w▁-]{0,40}\|>")
 """With the full-width bar (U+FF5C) any half is one; with the ASCII bar only a whole, since code has those signs too."""
@@ -53,7 +54,7 @@ class _Sampler(Input):
 
 
 class _Outputs(Input):
-    outputs: list[str]
+    outputs: Some[str]
     token_ids_row_1: list[int] | None = None
     sampler: _Sampler | None = None
 
@@ -75,9 +76,12 @@ def control_token_inside_fluent_text(content: Any) -> Answer:
 
 
 def _recovered(sampler: _Sampler) -> int:
-    target = [0.0] * len(sampler.draft_probs)
+    peak, size = sampler.target_probs_peak_index, len(sampler.draft_probs)
+    if not 0 <= peak < size:
+        raise InputError(f"sampler.target_probs_peak_index: {peak} is no index of {size} draft_probs")
+    target = [0.0] * size
     target[0] = sampler.target_prob_of_index_0
-    target[sampler.target_probs_peak_index] = 1.0 - sampler.target_prob_of_index_0
+    target[peak] = 1.0 - sampler.target_prob_of_index_0
     return recovered_token(target, sampler.draft_probs)
 
 

@@ -9,26 +9,29 @@ from typing import Any
 from pydantic import Field
 
 from dsbench.checks.answer import Answer, Input, read
+from dsbench.errors import InputError
 
 FALL_WORTH_TELLING = 0.10
 
 
 class _Moment(Input):
     t_s: float
-    mean_acceptance_length: float | None = None
+    mean_acceptance_length: float | None = Field(default=None, gt=0)
     fault: str | None = None
 
 
 class _Ids(Input):
-    vocab_size: int
+    vocab_size: int = Field(gt=0)
     token_ids: list[int]
     timeline: list[_Moment] = Field(default=[])
-    tile: int | None = None
+    tile: int | None = Field(default=None, gt=0)
 
 
 def token_id_equals_vocab_size(content: Any) -> Answer:
     """Bad ids, what acceptance did before a fault, and which lane of the last tile is past the vocabulary."""
     given = read(_Ids, content)
+    if not given.token_ids and not given.timeline:
+        raise InputError("token_ids: is empty and there is no timeline, so nothing was checked")
     bad = bad_token_indices(given.token_ids, given.vocab_size)
     figures: dict[str, Any] = {"bad_token_indices": bad}
     found = [f"index {i}: token id {given.token_ids[i]} of a vocabulary of {given.vocab_size}" for i in bad]

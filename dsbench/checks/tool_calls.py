@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import Field
 
-from dsbench.checks.answer import Answer, Input, read
+from dsbench.checks.answer import Answer, Input, Share, read
 from dsbench.decide import decide
+from dsbench.errors import InputError
 from dsbench.stats.proportions import compare_proportions
 
 CALL_TAG = re.compile(r"<[|\uff5c]?\s*(?:DSML\b|tool[_▁ ]calls?\b|function_calls?\b|invoke\b)", re.IGNORECASE)
@@ -23,8 +24,8 @@ class _Trace(Input):
 
 
 class _Rates(Input):
-    on: tuple[int, int]
-    off: tuple[int, int]
+    on: Share
+    off: Share
 
 
 class _Calls(Input):
@@ -35,6 +36,12 @@ class _Calls(Input):
 def tool_call_inside_reasoning(content: Any) -> Answer:
     """Class of each trace; for each pair of rates Fisher's p and the verdict of `on` against `off`."""
     given = read(_Calls, content)
+    if not given.traces and not given.rates:
+        raise InputError("traces and rates: neither has anything in it, so nothing was checked")
+    for number, rates in enumerate(given.rates):
+        for name, (calls, of) in (("on", rates.on), ("off", rates.off)):
+            if not 0 <= calls <= of or not of:
+                raise InputError(f"rates.{number}.{name}: should be calls and answers, got {calls} of {of}")
     classes = [trace_class(trace.reasoning, trace.tool_calls) for trace in given.traces]
     tests = [compare_proportions(*rates.off, *rates.on) for rates in given.rates]
     words = [

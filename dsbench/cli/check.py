@@ -17,7 +17,8 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 def check(name: str | None, file: Path | None, as_json: bool) -> int:
     """Check readings for a known defect, or list the checks.
 
-    FILE is JSON; what each check reads is in docs/tables.md. The exit code is 0 if nothing is wrong and 1 otherwise.
+    FILE is JSON; what each check reads is in docs/tables.md. The exit code is 0 if nothing is wrong, 1 if
+    something is, and 2 if there was nothing to check.
     """
     from dsbench.checks import CHECKS, function
     from dsbench.checks.answer import Answer

@@ -72,14 +72,79 @@ def test_the_list_and_refusals(tmp_path):
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_an_empty_object_is_refused_in_one_line(name, tmp_path):
-    if name == "tool_call_inside_reasoning":
-        assert function(name)({}).found == []
-        return
-    path = tmp_path / "empty.json"
-    path.write_text("{}")
-    result = invoke("check", name, path)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "is missing" in result.stderr
+    refused(name, {}, "nothing was checked" if name == "tool_call_inside_reasoning" else "is missing", tmp_path)
+
+
+EMPTY = {
+    "acceptance_too_good": {"lines": []},
+    "acceptance_too_good ": {"lines": [{"num_speculative_tokens": 5}]},
+    "control_token_inside_fluent_text": {"outputs": []},
+    "draft_depth_against_block_size": {"configs": []},
+    "first_boot_reads_less_kv": {"boots": []},
+    "gate_that_was_not_run": {"gates": [], "must_be_full": []},
+    "identities_between_metrics": {"rows": []},
+    "identities_between_metrics ": {"rows": [{}, {"name": "prose", "mean_acceptence_length": 9, "depth": 3}]},
+    "kv_swing_between_boots": {"A": [], "B": []},
+    "kv_swing_between_boots ": {"A": [], "B": [1]},
+    "kv_swing_between_boots  ": {"A": [1], "B": []},
+    "kv_tokens_are_derived": {"serves": {}, "columns": [], "pairs": []},
+    "prefix_cache_vetoed_by_draft": {"cases": []},
+    "rank_capacity_mismatch": {"cases": []},
+    "token_id_equals_vocab_size": {"vocab_size": 9, "token_ids": []},
+    "tool_call_inside_reasoning": {"traces": [], "rates": []},
+    "uniform_scale_error": {"tokens": [], "ratio_series": [], "tolerance": 0.01},
+    "uniform_scale_error ": {"tokens": [1], "ratio_series": [], "tolerance": 0.01},
+}
+
+
+def refused(name, content, said, tmp_path):
+    path = tmp_path / "input.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    result = invoke("check", name.strip(), path)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_input_is_nothing_checked(name, tmp_path):
+    refused(name, EMPTY[name], "nothing was checked", tmp_path)
+
+
+def test_every_check_is_tried_with_nothing():
+    assert {name.strip() for name in EMPTY} == CHECKS.keys()
+
+
+SERVE = {"columns": ["kv_tokens", "max_concurrency", "max_model_len"], "pairs": [["a", "a"]]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("draft_depth_against_block_size", {"configs": [{"num_speculative_tokens": 5, "block_size": 5}],
+                                            "per_position_k5": [True]}, "should be a list of rates"),
+        ("first_boot_reads_less_kv", {"boots": [{"arm": "A", "available_kv_gib": "1"}]}, "got '1'"),
+        ("first_boot_reads_less_kv", {"boots": [{"arm": "A", "available_kv_gib": 1}],
+                                      "kv_tokens_before_after": [0, 5]}, "got 0, 5"),
+        ("kv_swing_between_boots", {"A": [True], "B": [1]}, "A.0: input should be a valid number, got True"),
+        ("kv_tokens_are_derived", {"serves": {"a": [1, 1, 0]}, **SERVE}, "max_model_len should be above 0, got 0"),
+        ("prefix_cache_vetoed_by_draft", {"cases": [{"queries": 1, "hits": 1, "prompts_share_prefix": True}],
+                                          "acceptance": {"cold_prefix": [0], "hot_prefix": [1]}}, "greater than 0"),
+        ("rank_capacity_mismatch", {"cases": [{"0": 1}], "pipeline": {"0": {"gib": 1, "layers": 0}}}, "layers"),
+        ("control_token_inside_fluent_text", {"outputs": ["a"], "sampler": {
+            "draft_probs": [], "target_probs_peak_index": 5, "target_prob_of_index_0": 0}}, "5 is no index of 0"),
+        ("token_id_equals_vocab_size", {"vocab_size": 0, "token_ids": [1], "tile": 8}, "vocab_size"),
+        ("tool_call_inside_reasoning", {"rates": [{"on": [1, 0], "off": [1, 2]}]}, "rates.0.on"),
+        ("tool_call_inside_reasoning", "[" * 100_000, "nested more than 64 levels deep"),
+    ],
+)  # fmt: skip
+def test_input_that_no_check_can_use(name, content, said, tmp_path):
+    refused(name, content, said, tmp_path)
+
+
+def test_zeros_are_readings():
+    """Empty ranks and outputs of nothing are answers, not divisions by zero."""
+    assert function("rank_capacity_mismatch")({"cases": [{"0": 0.0, "1": 0.0}]}).found == []
+    assert scale_class([1, 64], [0.0, 0.0], 0.01) == "uniform scale error, about 0"
 
 
 def test_a_clean_input_finds_nothing(tmp_path):
