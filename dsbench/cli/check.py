@@ -46,6 +46,8 @@ def check(name: str | None, file: Path | None, as_json: bool) -> int:
         answer: Answer = function(name)(content)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
+    except OverflowError:
+        raise InputError(f"{file}: a figure is too large to compute with") from None
     if as_json:
         print_json({**answer.figures, "found": answer.found})
     else:

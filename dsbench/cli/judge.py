@@ -31,6 +31,7 @@ def judge(result: str | None, table: Path | None, out: Path, as_json: bool) -> i
 
 def _judge_table(path: Path | None, as_json: bool) -> int:
     from dsbench.cli.table import print_json
+    from dsbench.errors import InputError
     from dsbench.records import EXIT_CODES
     from dsbench.report.from_table import print_table_verdict
     from dsbench.table_input import load_table
@@ -38,7 +39,10 @@ def _judge_table(path: Path | None, as_json: bool) -> int:
 
     assert path is not None
     table = load_table(path)
-    verdict = judge_table(table)
+    try:
+        verdict = judge_table(table)
+    except OverflowError:
+        raise InputError(f"{path}: a figure is too large to compute with") from None
     if as_json:
         print_json(verdict.to_json())
     else:

@@ -134,6 +134,8 @@ SERVE = {"columns": ["kv_tokens", "max_concurrency", "max_model_len"], "pairs": 
             "draft_probs": [], "target_probs_peak_index": 5, "target_prob_of_index_0": 0}}, "5 is no index of 0"),
         ("token_id_equals_vocab_size", {"vocab_size": 0, "token_ids": [1], "tile": 8}, "vocab_size"),
         ("tool_call_inside_reasoning", {"rates": [{"on": [1, 0], "off": [1, 2]}]}, "rates.0.on"),
+        ("prefix_cache_vetoed_by_draft", {"cases": [{"queries": 1, "hits": 10**400, "prompts_share_prefix": True}]},
+         "a figure is too large"),
         ("tool_call_inside_reasoning", "[" * 100_000, "nested more than 64 levels deep"),
     ],
 )  # fmt: skip
