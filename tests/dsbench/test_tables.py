@@ -262,7 +262,10 @@ def test_whole_or_empty_memory_is_no_reason_to_stop():
         (with_conditions(checks_planned="3"), "conditions.checks_planned: should be a whole number or null, got '3'"),
         (with_conditions(seed={"off": 1, "no": 1}), "conditions.seed: 'no' has no readings; the table has off, on"),
         (builds(cache_state={"1": "warm", "3": "warm"}), "conditions.cache_state: '3' has no readings"),
-        (builds() | {"boots": [{"build": n, "available_kv_gib": n, "kv_tokens": 10**400} for n in (1, 2)]}, "too large"),
+        (
+            builds() | {"boots": [{"build": n, "available_kv_gib": n, "kv_tokens": 10**400} for n in (1, 2)]},
+            "too large",
+        ),
         ("[" * 100_000, "nested more than 64 levels deep"),
         (table(conditions={"seed": json.loads("[" * 70 + "]" * 70)}), "nested more than 64 levels deep"),
         ('{"n_items": ' + "9" * 5000 + "}", "has an integer of more than 4300 digits"),
