@@ -6,6 +6,7 @@ packed path. Persistent buffers, allocated with the pages. Source: deepseek_v4_d
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -86,7 +87,8 @@ class IndexRows:
         self.corrupt_every = int(toggles.argument(ROW_CORRUPT)) if toggles.on(ROW_CORRUPT) else 0
         self.maps = 0
         """Maps of prefill rows that layers have launched in this step."""
-        self._step: Step | None = None
+        self._step: weakref.ref[Step] | None = None
+        """The step that was built last; not held, or its tables would live until the next one."""
         self._mapped = False
 
     @property
@@ -101,7 +103,7 @@ class IndexRows:
         Raises CaptureError where a graph would freeze the place at which decode and prefill rows part.
         """
         n, n_decode = step.n_tokens, step.n_decode
-        self._step, self._mapped, self.maps = step, False, 0
+        self._step, self._mapped, self.maps = weakref.ref(step), False, 0
         decode, prefill = self._parts(step)
         visible = step.visible[self.ratio]
         for rows, part in ((decode, slice(0, n_decode)), (prefill, slice(n_decode, n))):
@@ -148,7 +150,7 @@ class IndexRows:
         return prefill
 
     def _parts_of(self, step: Step) -> tuple[Tensor, Tensor]:
-        if self._step is not step:
+        if self._step is None or self._step() is not step:
             raise RuntimeError("the index rows hold another step: build them before its layers run")
         first = step.n_decode if self.shared else 0
         return self.decode[: step.n_decode], self.prefill[first : first + step.n_tokens - step.n_decode]
