@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from dsbench.cli.experiment import Asked
-from dsbench.cli.params import COUNT, arm_options, build_options, out_option, suite_options
+from dsbench.cli.params import BLOCKS, arm_options, build_options, out_option, suite_options
 from dsbench.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @click.command(short_help="Measure arms against the baseline, in fresh boots, and judge.")
 @arm_options
 @suite_options
-@click.option("--blocks", type=COUNT, metavar="N", help="Blocks, in place of the suite's.")
+@click.option("--blocks", type=BLOCKS, metavar="N", help="Blocks, in place of the suite's.")
 @click.option(
     "--until-resolved",
-    type=COUNT,
+    type=BLOCKS,
     metavar="MAX",
     help="Stop at the first look with an answer, after at most MAX blocks; all looks together err in 5 %.",
 )

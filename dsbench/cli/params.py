@@ -14,7 +14,8 @@ from impl.dims import FLASH, SHAPES, Dims
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-COUNT = click.IntRange(min=1)
+COUNT = click.IntRange(min=1, max=1 << 24)
+BLOCKS = click.IntRange(min=1, max=10_000)
 SECONDS = click.FloatRange(min=0, min_open=True)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)

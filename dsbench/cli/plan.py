@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dsbench.cli.experiment import Asked
-from dsbench.cli.params import COUNT, arm_options, build_options, out_option, suite_options
+from dsbench.cli.params import BLOCKS, arm_options, build_options, out_option, suite_options
 
 
 @click.command(short_help="Say what an experiment would cost and could show, before it starts.")
@@ -16,7 +16,7 @@ from dsbench.cli.params import COUNT, arm_options, build_options, out_option, su
 @click.option("--measure", is_flag=True, help="Time one boot now if no stored result of this machine has its time.")
 @arm_options
 @suite_options
-@click.option("--blocks", type=COUNT, metavar="N", help="Blocks, in place of the suite's.")
+@click.option("--blocks", type=BLOCKS, metavar="N", help="Blocks, in place of the suite's.")
 @build_options
 @out_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan's figures as JSON.")

@@ -55,6 +55,9 @@ class EngineConfig:
     """What graphs hold: the DSpark draft's passes, as in vLLM up to 0.26, or also the target's forward over decodes."""
 
     def __post_init__(self) -> None:
+        longest, ratio = self.dims.max_model_len, max(self.dims.compress_ratios)
+        if longest < ratio:
+            raise ValueError(f"--max-model-len {longest} is shorter than one compressed entry: give at least {ratio}")
         for toggle in map(find, self.toggles.names()):
             if "embedded" not in toggle.engines:
                 raise ValueError(f"toggle '{toggle.name}' does not run on this engine, only on {toggle.engines[0]}")

@@ -93,8 +93,9 @@ class IndexRows:
 
     @property
     def nbytes(self) -> int:
-        buffers = 1 if self.shared else 2
-        return buffers * self.decode.nbytes + self.lens.nbytes + self.columns.nbytes
+        """Bytes of the buffers that there are, whatever the toggle says of them."""
+        buffers = (self.decode, self.prefill, self.lens, self.columns)
+        return sum({b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in buffers}.values())
 
     @torch.no_grad()
     def build(self, step: Step, workspace: Workspace) -> None:

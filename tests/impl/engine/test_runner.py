@@ -218,3 +218,8 @@ def test_batch_invariance_is_measured_and_not_assumed(monkeypatch: pytest.Monkey
     assert module.batch_invariant(weights, PICO, torch.device("cpu"))
     monkeypatch.setattr(module, "linear", lambda x, w, workspace: x.float() @ w.T + 1e-3 * len(x))
     assert not module.batch_invariant(weights, PICO, torch.device("cpu"))
+
+
+def test_a_model_length_below_one_compressed_entry_is_refused() -> None:
+    with pytest.raises(ValueError, match="--max-model-len 31 is shorter than one compressed entry: give at least 32"):
+        boot_runner(PICO.with_changes(max_model_len=31))
