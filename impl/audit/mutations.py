@@ -29,7 +29,7 @@ from impl.audit import trial
 from impl.audit.bits import same
 from impl.audit.dead_readers import REUSE
 from impl.audit.report import Finding, Outcome
-from impl.audit.source import Source, place, sources
+from impl.audit.source import Source, dotted, origins, place, sources
 
 WRITES: Mapping[str, tuple[str, ...]] = {
     "attention.sink_attention": ("states", "out"),
@@ -174,9 +174,12 @@ class Registration:
 def registrations(tree: list[Source]) -> Iterator[Registration]:
     """Calls that register an operation with torch, read from the source: none may be missed for not being imported."""
     for source in tree:
+        names = origins(source.tree)
         for node in ast.walk(source.tree):
-            if isinstance(node, ast.Call) and _called(node) in _REGISTERS and _is_torch(source, node):
-                literal = next((a.value for a in node.args if isinstance(a, ast.Constant)), _called(node))
+            if isinstance(node, ast.Call) and (called := _called(node, names)) in _REGISTERS:
+                if called == "define" and "torch" not in source.text:
+                    continue
+                literal = next((a.value for a in node.args if isinstance(a, ast.Constant)), called)
                 yield Registration(str(literal), source.at(node))
 
 
@@ -271,11 +274,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return first, first + int(last + 1) * size if tensor.numel() else first
 
 
-def _called(node: ast.Call) -> str:
-    fn = node.func
-    return fn.attr if isinstance(fn, ast.Attribute) else fn.id if isinstance(fn, ast.Name) else ""
-
-
-def _is_torch(source: Source, node: ast.Call) -> bool:
-    """`x.define(...)` is torch's only for an object of torch.library; the other names are plain enough."""
-    return _called(node) != "define" or "Library" in source.text
+def _called(node: ast.Call, names: dict[str, str]) -> str:
+    """The last name of what is called, whatever the module calls it; a method's own name where its owner is a value."""
+    path = dotted(node.func, names)
+    return path.rpartition(".")[2] if path else getattr(node.func, "attr", "")

@@ -132,6 +132,28 @@ def test_an_operation_with_a_true_schema_passes():
     assert operation_findings(torch.ops.dsbench_planted.true_seam.default, arguments(), "here:1") == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from torch.library import custom_op as op\n@op('planted::f', mutates_args=())\ndef f(x): ...\n",
+        "import torch.library as tl\n@tl.custom_op('planted::f', mutates_args=())\ndef f(x): ...\n",
+        "from torch import library as tl\nop = tl.custom_op\nop('planted::f', f, mutates_args=())\n",
+        "from torch.library import Library as L\nlib = L('planted::f', 'FRAGMENT')\n",
+        "import torch\ntorch.library.define('planted::f', '(Tensor x) -> ()')\n",
+        "import torch.library as tl\n(tl.Library)('planted::f', 'DEF')\n",
+    ],
+)
+def test_registrations_are_found_by_any_name(text):
+    found = registrations([Source("impl/ops/planted.py", text, ast.parse(text))])
+    assert [registration.name for registration in found] == ["planted::f"]
+
+
+def test_both_halves_of_a_library_are_registrations():
+    text = "import torch\ntorch.library.Library('planted', 'DEF').define('f(Tensor x) -> ()')\n"
+    found = registrations([Source("impl/ops/planted.py", text, ast.parse(text))])
+    assert {registration.name for registration in found} == {"planted", "f(Tensor x) -> ()"}
+
+
 def test_registrations_are_read_from_the_source_and_each_must_be_tried():
     text = (
         "import torch\n"
