@@ -34,13 +34,49 @@ def test_the_tree_is_clean_but_for_the_declared_control():
         f"from impl.ops import rejection\nx = rejection.rejection_sample({SIX}, rates, workspace=w)\n",
         f"x = partial(rejection_sample, {SIX}, rates)\n",
         "x = rejection_sample(*arguments, workspace=w)\n",
+        f"judge = rejection_sample\nx = judge({SIX}, rates, workspace=w)\n",
+        f"def f(self):\n    judge = self.verify = rejection_sample\n    return judge({SIX}, rates)\n",
+        f"self.judge = rejection_sample\nother.judge({SIX}, rates, workspace=w)\n",
+        f"def f(judge=rejection_sample):\n    return judge({SIX}, rates)\n",
+        f"judge = sample if greedy else rejection_sample\nx = judge({SIX}, rates)\n",
+        f"import impl.ops.rejection as r\nfirst = r.rejection_sample\nlast = first\nx = last({SIX}, rates)\n",
+        f"judge = functools.partial(rejection_sample, {SIX})\nx = judge(rates, workspace=w)\n",
+        f"x = partial(rejection_sample, {SIX})(rates)\n",
     ],
-    ids=["one", "two", "alias", "attribute", "partial", "unpacked"],
+    ids=[
+        "one",
+        "two",
+        "alias",
+        "attribute",
+        "partial",
+        "unpacked",
+        "assigned",
+        "in a function",
+        "own attribute",
+        "default",
+        "either",
+        "twice assigned",
+        "assigned partial",
+        "called partial",
+    ],
 )
 def test_a_planted_positional_argument_is_found(text):
     (finding,) = check(planted(text)).findings
     assert finding.code == "optional-by-position"
     assert finding.where == f"impl/engine/planted.py:{text.count(chr(10))}"
+
+
+def test_a_name_of_another_module_is_followed():
+    tree = planted("from impl.ops.rejection import rejection_sample as first\njudge = first\n")
+    text = f"from impl.engine.planted import judge as last\nx = last({SIX}, rates)\n"
+    (finding,) = check([*tree, Source("impl/engine/caller.py", text, ast.parse(text))]).findings
+    assert finding.where == "impl/engine/caller.py:2"
+
+
+@pytest.mark.parametrize("text", ["judges = [rejection_sample]", "judge = rejection_sample\nx = run(judge)"])
+def test_a_sampler_whose_calls_cannot_be_read_is_found(text):
+    known = f"\nx = rejection_sample({SIX})\n"
+    assert [finding.code for finding in check(planted(text + known)).findings] == ["sampler-escapes"]
 
 
 def test_keywords_are_fine():
