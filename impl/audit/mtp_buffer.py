@@ -7,7 +7,10 @@ so. Source: vllm_hooks.md 4.1, source_pr.md section 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ from impl.toggles import ToggleSet
 TOGGLE = "mtp_hidden_skip"
 METHODS = ("none", "mtp", "dspark")
 SHAPE = (DIMS.max_num_batched_tokens, DIMS.hc_mult * DIMS.hidden_size)
+NBYTES = SHAPE[0] * SHAPE[1] * torch.bfloat16.itemsize
 
 
 def check(make_target: Callable[..., Target] = Target) -> Outcome:
@@ -34,10 +38,10 @@ def check(make_target: Callable[..., Target] = Target) -> Outcome:
     for method in METHODS:
         for skip in (False, True):
             markers = Markers()
-            target = _target(make_target, method, skip, markers)
-            staged = [name for name, buffer in _own_tensors(target) if buffer.numel() >= SHAPE[0] * SHAPE[1]]
+            held = _buffers(*_target(make_target, method, skip, markers))
+            staged = [name for name, nbytes in held.items() if nbytes >= NBYTES]
             arm = f"{method}, {TOGGLE} {'on' if skip else 'off'}"
-            evidence[f"buffer bytes: {arm}"] = sum(b.nbytes for name, b in _own_tensors(target) if name in staged)
+            evidence[f"buffer bytes: {arm}"] = sum(held[name] for name in staged)
             if method == "mtp" and staged != ["mtp_hidden"]:
                 what = f"{arm}: the method reads mtp_hidden, and the target holds {', '.join(staged) or 'none'}"
                 findings.append(Finding("missing-buffer", what, where, "allocate it whenever the method is mtp"))
@@ -53,13 +57,38 @@ def check(make_target: Callable[..., Target] = Target) -> Outcome:
     return Outcome(tuple(findings), evidence)
 
 
-def _target(make_target: Callable[..., Target], method: str, skip: bool, markers: Markers) -> Target:
-    toggles, device = ToggleSet.parse(TOGGLE if skip else ""), torch.device("cpu")
-    return make_target(DIMS, random_weights(DIMS), toggles, markers, Workspace(device), device, method=method)
+def _target(
+    make_target: Callable[..., Target], method: str, skip: bool, markers: Markers
+) -> tuple[Target, dict[str, Tensor]]:
+    """A target, and the weights it was given."""
+    toggles, device, weights = ToggleSet.parse(TOGGLE if skip else ""), torch.device("cpu"), random_weights(DIMS)
+    return make_target(DIMS, weights, toggles, markers, Workspace(device), device, method=method), weights
 
 
-def _own_tensors(target: Target) -> list[tuple[str, Tensor]]:
-    """The target's buffers by attribute, weights left out."""
-    weights = {"embed", "lm_head", "norm"}
-    values: dict[str, Any] = vars(target)
-    return [(name, value) for name, value in values.items() if isinstance(value, Tensor) and name not in weights]
+def _buffers(target: Target, weights: dict[str, Tensor]) -> dict[str, int]:
+    """Bytes of storage by the attribute that holds it, through containers and objects; weights left out.
+
+    What one container holds counts together, so a buffer in pieces is a buffer.
+    """
+    held: Counter[str] = Counter()
+    seen = {weight.untyped_storage()._cdata for weight in weights.values()}
+    waiting: list[tuple[str, Any]] = [("", target)]
+    while waiting:
+        name, value = waiting.pop()
+        key = value.untyped_storage()._cdata if isinstance(value, Tensor) else id(value)
+        if key in seen or isinstance(value, ModuleType | type):
+            continue
+        seen.add(key)
+        if isinstance(value, Tensor):
+            held[name] += value.untyped_storage().nbytes()
+        elif isinstance(value, Mapping):
+            waiting += [(name, item) for item in value.values()]
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            waiting += [(name, item) for item in value]
+        elif isinstance(value, partial):
+            waiting += [(name, item) for item in (*value.args, *value.keywords.values())]
+        else:
+            fields = {slot: getattr(value, slot, None) for slot in getattr(type(value), "__slots__", ())}
+            fields |= getattr(value, "__dict__", {})
+            waiting += [(f"{name}.{field}".lstrip("."), item) for field, item in fields.items()]
+    return dict(held)

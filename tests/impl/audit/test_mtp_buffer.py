@@ -16,6 +16,24 @@ class Always(Target):
             self.staging = torch.zeros(SHAPE, dtype=torch.bfloat16)
 
 
+class Spare(Target):
+    """Keeps the buffer out of sight: in a list of a dictionary of one of its layers."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.mtp_hidden is None:
+            self.layers[1].spare = {"rows": [torch.zeros(SHAPE, dtype=torch.bfloat16)[:1]]}
+
+
+class Pieces(Target):
+    """Keeps it row by row."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.mtp_hidden is None:
+            self.spare = [torch.zeros(SHAPE[1], dtype=torch.bfloat16) for _ in range(SHAPE[0])]
+
+
 class Never(Target):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -47,6 +65,8 @@ def test_the_tree_is_clean():
     ("planted", "codes"),
     [
         (Always, ["needless-buffer"] * 2),
+        (Spare, ["needless-buffer"] * 2),
+        (Pieces, ["needless-buffer"] * 2),
         (Never, ["baseline-without-buffer"] * 2 + ["missing-buffer"] * 2),
         (Silent, ["silent-refusal"]),
     ],
