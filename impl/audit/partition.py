@@ -27,7 +27,7 @@ from impl.kv_geometry import KvGeometry
 from impl.ops.workspace import Workspace
 from impl.toggles import ToggleSet
 
-SPLITS = ((0, 1), (0, 96), (1, 0), (7, 0), (1, 1), (6, 30), (12, 84), (63, 1), (64, 32), (65, 31))
+SPLITS = ((0, 1), (0, 160), (1, 0), (7, 0), (1, 1), (6, 30), (12, 84), (63, 1), (64, 32), (65, 95))
 """(decode rows, prefill rows) of the steps that are tried; 64 rows are mapped at a time."""
 
 

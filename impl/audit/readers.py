@@ -36,6 +36,8 @@ class Readings:
 
     def __init__(self) -> None:
         self.layers = 0
+        self.most_rows = 0
+        """Rows of the largest step served."""
         self.wrong: Counter[str] = Counter()
         self.maps: Counter[int] = Counter()
         """Steps by how often their prefill rows were mapped."""
@@ -46,11 +48,14 @@ def check(control: str = "") -> Outcome:
     findings: list[Finding] = []
     evidence: dict[str, int | float | str] = {"dense layers": N_DENSE}
     for toggles, maps in (("", N_DENSE), (",".join(filter(None, (IN_PLACE, control))), 1)):
-        readings, arm = Readings(), toggles or "baseline"
-        with _reading(readings):
-            trial.serve(trial.engine(toggles))
+        readings, arm, runner = Readings(), toggles or "baseline", trial.engine(toggles)
+        with _reading(readings):  # of what it serves, not of its profile
+            trial.serve(runner)
         if not readings.maps:
             raise NotRun(f"{arm}: no step of the trial has prefill rows")
+        if readings.most_rows != DIMS.max_num_batched_tokens:
+            raise NotRun(f"{arm}: no step of the trial has all {DIMS.max_num_batched_tokens} rows")
+        evidence[f"{arm}: rows of the largest step"] = readings.most_rows
         evidence[f"{arm}: readings"] = readings.layers
         evidence[f"{arm}: maps a step"] = ", ".join(map(str, sorted(readings.maps)))
         where = place(IndexRows.for_layer)
@@ -83,6 +88,7 @@ def _reading(readings: Readings) -> Iterator[None]:
         close()
         build(self, step, workspace)
         open_steps[id(self)] = self
+        readings.most_rows = max(readings.most_rows, step.n_tokens)
 
     def layer(self: IndexRows, step: Step, workspace: Workspace) -> GlobalRows:
         given = for_layer(self, step, workspace)
@@ -144,19 +150,21 @@ def _gate() -> Iterator[Finding]:
 
 def local_readers(tree: list[Source]) -> Iterator[Finding]:
     """Code that reads local rows while the engine's index rows are made without naming such readers."""
-    calls = [(source, node) for source in tree for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    calls = [node for source in tree for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
     named = any(
         keyword.arg == "local_readers"
-        for _, node in calls
+        for node in calls
         if isinstance(node.func, ast.Name) and node.func.id == "IndexRows"
         for keyword in node.keywords
+        if not (isinstance(keyword.value, ast.Tuple | ast.List) and not keyword.value.elts)
     )
-    for source, node in calls:
-        local = isinstance(node.func, ast.Attribute) and node.func.attr == "local"
-        if local and _reads_rows(node) and source.name != OWN and not named:
-            what = "a layer reads local index rows, and the engine's index rows do not know of it"
-            yield Finding("unnamed-local-reader", what, source.at(node), "name its layers in local_readers")
+    for source in tree:
+        for node in ast.walk(source.tree) if source.name != OWN and not named else ():
+            if _is_local(node):
+                what = "a layer reads local index rows, and the engine's index rows do not know of it"
+                yield Finding("unnamed-local-reader", what, source.at(node), "name its layers in local_readers")
 
 
-def _reads_rows(node: ast.Call) -> bool:
-    return isinstance(node.func, ast.Attribute) and "rows" in ast.unparse(node.func.value)
+def _is_local(node: ast.AST) -> bool:
+    """`x.local`, called or kept for later, whatever x is called: the package has no other attribute of that name."""
+    return isinstance(node, ast.Attribute) and node.attr == "local" and ast.unparse(node.value) != "threading"

@@ -24,12 +24,12 @@ from impl.toggles import ToggleSet
 
 DIMS = PICO.with_changes(
     name="trial", compress_ratios=(4, 32, 4, 32), aux_layers=(1, 3), n_draft_layers=1,
-    max_num_batched_tokens=96, max_num_seqs=2, max_model_len=384,
+    max_num_batched_tokens=160, max_num_seqs=2, max_model_len=384,
 )  # fmt: skip
 BUDGET = 8 << 20
-BLOCKS = 160
+BLOCKS = 320
 """Of the pool, whatever toggles leave of the budget."""
-PROMPTS = (130, 21, 40)
+PROMPTS = (200, 21, 40)
 """Tokens of each request; the first is cut into two chunks."""
 MAX_TOKENS = 8
 

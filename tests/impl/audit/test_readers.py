@@ -6,8 +6,9 @@ import ast
 
 import pytest
 
-from impl.audit import readers
+from impl.audit import readers, trial
 from impl.audit.readers import IN_PLACE, check, local_readers
+from impl.audit.report import NotRun
 from impl.audit.source import Source
 from impl.engine.index_rows import IndexRows
 
@@ -52,6 +53,12 @@ def test_global_rows_handed_to_a_local_reader_are_found(monkeypatch):
     assert [finding.code for finding in readers._gate()] == ["local-after-map"]
 
 
+def test_a_trial_without_a_full_step_is_not_run(monkeypatch):
+    monkeypatch.setattr(trial, "PROMPTS", (100, 21))
+    with pytest.raises(NotRun, match="no step of the trial has all 160 rows"):
+        check()
+
+
 LOCAL = "def attend(pages, step):\n    return pages.index_rows.local(step)\n"
 
 
@@ -59,6 +66,7 @@ LOCAL = "def attend(pages, step):\n    return pages.index_rows.local(step)\n"
     ("engine", "found"),
     [
         ("rows = IndexRows(dims, toggles, markers, device)\n", 1),
+        ("rows = IndexRows(dims, toggles, markers, device, local_readers=())\n", 1),
         ("rows = IndexRows(dims, toggles, markers, device, local_readers=layers)\n", 0),
     ],
 )
@@ -66,3 +74,9 @@ def test_a_local_reader_must_be_named(engine, found):
     tree = [Source(name, text, ast.parse(text)) for name, text in (("impl/a.py", LOCAL), ("impl/b.py", engine))]
     places = [finding.where for finding in local_readers(tree)]
     assert places == ["impl/a.py:2"] * found
+
+
+@pytest.mark.parametrize("line", ["source = pages.index_rows; source.local(step)", "read = source.local; read(step)"])
+def test_a_local_reader_is_found_whatever_it_calls_the_rows(line):
+    text = f"def attend(pages, source, step):\n    if step.n_tokens > 4096:\n        {line}\n"
+    assert [f.where for f in local_readers([Source("impl/model/a.py", text, ast.parse(text))])] == ["impl/model/a.py:3"]
