@@ -35,6 +35,9 @@ MOVES = {
 }  # fmt: skip
 """What may run beside a replay: views, and copies of its inputs."""
 
+TOKENS = (mhc.SMALL_TOKENS // 2, 2 * mhc.SMALL_TOKENS)
+"""How many tokens the seams are traced with: a branch not taken is not traced."""
+
 Traced = Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 """Functions to trace, with arguments."""
 
@@ -129,8 +132,12 @@ def _replay_findings(differs: str, work: Mapping[str, int], replays: int) -> Ite
 
 
 def seams() -> Traced:
-    """The seam with and without reuse, and the fused finals, on the large-token path."""
-    n, hc, hidden = 32, 4, 64
+    """The seams and the finals on both of their paths, small-token and large-token."""
+    return {f"{name}, {n} tokens": traced for n in TOKENS for name, traced in _seams(n).items()}
+
+
+def _seams(n: int) -> Traced:
+    hc, hidden = 4, 64
     gen = torch.Generator().manual_seed(0)
 
     def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -146,8 +153,10 @@ def seams() -> Traced:
         return mhc.seam(residual, y, post, comb, weights, residual_out=residual, input_out=y)
 
     return {
+        "mhc.pre": (mhc.pre, (residual, weights)),
         "mhc.seam": (mhc.seam, (residual, y, post, comb, weights)),
         "mhc.seam, reusing both": (reusing, (residual.clone(), y.clone())),
+        "mhc.post_streams": (mhc.post_streams, (residual, y, post, comb)),
         "mhc.post_mean": (mhc.post_mean, (residual, y, post, comb, out)),
         "mhc.post_head": (mhc.post_head, (residual, y, post, comb, head, out)),
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+import torch._dynamo
 from torch import Tensor
 
 from impl.audit import graph_replay
 from impl.audit.graph_replay import check
 from impl.engine.draft_replay import DraftReplay
+from impl.ops import mhc
 
 
 def test_the_tree_is_clean():
@@ -42,7 +45,22 @@ def test_planted_defects_are_found(monkeypatch):
     assert outcome.evidence["graph breaks"] > 0
 
 
-def test_seams_are_traced_on_the_large_path():
-    names = graph_replay.seams()
-    assert set(names) == {"mhc.seam", "mhc.seam, reusing both", "mhc.post_mean", "mhc.post_head"}
-    assert all(args[0].shape[0] > 16 for _, args in names.values())
+def test_seams_are_traced_on_both_paths():
+    names = {"pre", "seam", "seam, reusing both", "post_streams", "post_mean", "post_head"}
+    assert set(graph_replay.seams()) == {f"mhc.{name}, {n} tokens" for name in names for n in (8, 32)}
+    assert all(args[0].shape[0] == int(name.split()[-2]) for name, (_, args) in graph_replay.seams().items())
+
+
+@pytest.mark.parametrize(("branch", "tokens"), [("_small_seam", 8), ("post_rows", 32)])
+def test_a_break_in_either_branch_of_the_seam_is_found(monkeypatch, branch, tokens):
+    plain = getattr(mhc, branch)
+
+    def breaking(*args):
+        torch._dynamo.graph_break()
+        return plain(*args)
+
+    monkeypatch.setattr(mhc, branch, breaking)
+    traced = {name: seam for name, seam in graph_replay.seams().items() if name.startswith("mhc.seam, ")}
+    findings, _ = graph_replay._graph_breaks(traced)
+    assert findings
+    assert any(f"{tokens} tokens" in finding.what for finding in findings)
