@@ -19,7 +19,7 @@ test: $(VENV)/.dev
 # Where the environment cannot be installed the tests skip, and say so.
 test-vllm: $(VENV)/.dev
 	-tests/vllm/make_environment.sh $(VLLM_VENV) $(abspath $(BIN)/python)
-	DSBENCH_VLLM=$(VLLM_VENV) $(BIN)/python -m pytest -rs tests/vllm
+	DSBENCH_VLLM=$(VLLM_VENV) DSBENCH_VLLM_FETCH=1 $(BIN)/python -m pytest -rs tests/vllm tests/impl/vllm_plugin
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

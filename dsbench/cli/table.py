@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+MOST_COLUMNS = 1000
 PIPE_WIDTH = 200
 """Columns when the output is no terminal: wide enough that no figure is cut."""
 
@@ -24,8 +25,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for row in cells:
         table.add_row(*row)
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
+    # A narrow terminal wraps lines by itself; a name or a figure is never cut.
+    needed = console.measure(table, options=console.options.update(max_width=MOST_COLUMNS)).maximum
+    console.width = max(console.width if console.is_terminal else PIPE_WIDTH, needed)
     console.print(title, style="bold")
     console.print(table)
     console.print()

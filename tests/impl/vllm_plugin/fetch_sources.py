@@ -55,8 +55,8 @@ def sources(version: str) -> Path:
     """The folder that holds the package `vllm` of a version, fetched if need be. Raises Unfetched."""
     folder = cache_folder() / version
     if not (folder / "complete").is_file():
-        if os.environ.get("DSBENCH_VLLM_FETCH") == "0":
-            raise Unfetched(f"no sources of vLLM {version} in {cache_folder()}, and DSBENCH_VLLM_FETCH is 0")
+        if os.environ.get("DSBENCH_VLLM_FETCH") != "1":
+            raise Unfetched(f"no sources of vLLM {version} are cached; DSBENCH_VLLM_FETCH=1 gets them, 1 GB in all")
         _fetch(version, folder)
     return folder
 

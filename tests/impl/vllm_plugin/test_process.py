@@ -108,7 +108,8 @@ def run(tmp_path, sources):
             **os.environ, "PYTHONPATH": os.pathsep.join(path), "DSBENCH_TOGGLES": toggles, "DSBENCH_BOOT_DIR": str(boot)
         }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-P", "-c", code],
+            # Without -S the interpreter that runs the tests may have the plugin in its own site-packages.
+            [sys.executable, "-P", *([] if installed else ["-S"]), "-c", code],
             env=environment,
             cwd=tmp_path,
             capture_output=True,
