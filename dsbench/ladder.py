@@ -109,17 +109,17 @@ def comparable(projection: Projection) -> str:
 def projected_rows(projection: Projection, budget: int) -> list[LadderRow]:
     """The table from a baseline with `budget` bytes of KV memory; tokens and concurrency by the source's rule."""
     dims = Dims.from_json(projection.dims)
-    rows = [LadderRow(_state(None), None, 0, _worth(dims, budget))]
+    rows = [LadderRow(_state(None), None, 0, _worth(dims, dims.n_draft_layers, budget))]
     for step in projection.cumulative:
         available = rows[-1].capacity.available_bytes + step.line_bytes
-        rows.append(_projected(step, _worth(dims, available)))
+        rows.append(_projected(step, _worth(dims, dims.n_draft_layers, available)))
     return rows
 
 
 def projected_apart(projection: Projection, budget: int) -> list[LadderRow]:
     """Toggles without a published row, each against the baseline."""
     dims = Dims.from_json(projection.dims)
-    return [_projected(step, _worth(dims, budget + step.line_bytes)) for step in projection.apart]
+    return [_projected(step, _worth(dims, dims.n_draft_layers, budget + step.line_bytes)) for step in projection.apart]
 
 
 def _projected(step: ProjectedStep, capacity: Capacity) -> LadderRow:
@@ -129,8 +129,8 @@ def _projected(step: ProjectedStep, capacity: Capacity) -> LadderRow:
     return LadderRow(_state(step.toggle), step.toggle, step.line_bytes, capacity, step.phases, step.index_maps, note)
 
 
-def _worth(dims: Dims, available: int) -> Capacity:
-    geometry = KvGeometry.of(dims)
+def _worth(dims: Dims, draft_layers: int, available: int) -> Capacity:
+    geometry = KvGeometry.of(dims, n_draft_layers=draft_layers)
     return geometry.capacity(available, dims.max_num_batched_tokens, dims.max_model_len, published.SOURCE_RULE)
 
 
@@ -151,19 +151,20 @@ def measured_rows(plan: Plan, records: Sequence[Record]) -> tuple[list[LadderRow
     """
     arms = _profiles(plan, records)
     dims = Dims.from_json(plan.dims)
+    drafts = {"dspark": dims.n_draft_layers, "mtp": 1}.get(plan.baseline.speculative or "none", 0)
     start: frozenset[str] = frozenset()
     if start not in arms:
         raise InputError(f"{plan.id} has no arm without toggles: a ladder starts from one")
-    rows = [LadderRow(_state(None), None, 0, _worth(dims, arms[start]["available_bytes"]))]
+    rows = [LadderRow(_state(None), None, 0, _worth(dims, drafts, arms[start]["available_bytes"]))]
     done = start
     for toggle in ROWS:
         step = _measured(toggle, arms, done)
         available = rows[-1].capacity.available_bytes + step["available_bytes"]
-        rows.append(_measured_row(toggle, step, _worth(dims, available)))
+        rows.append(_measured_row(toggle, step, _worth(dims, drafts, available)))
         done |= {toggle}
     apart = [(name, _measured(name, arms, start)) for name in APART if any(name in arm for arm in arms)]
     base = rows[0].capacity.available_bytes
-    return rows, [_measured_row(name, s, _worth(dims, base + s["available_bytes"])) for name, s in apart]
+    return rows, [_measured_row(name, s, _worth(dims, drafts, base + s["available_bytes"])) for name, s in apart]
 
 
 def _profiles(plan: Plan, records: Sequence[Record]) -> dict[frozenset[str], dict[str, int]]:

@@ -88,7 +88,12 @@ def ab(
     plan = snapshot(Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved), out)
     folder = create(plan, out)
     with nothing_left_if_refused(folder):
-        return run(plan, folder, as_json).exit_code
+        verdict = run(plan, folder, as_json)
+    if asked["matrix"] == "ladder" and not as_json and plan.engine == "embedded" and verdict.word != "void":
+        from dsbench.cli.ladder import after_matrix
+
+        after_matrix(asked["toggles"], folder, out)
+    return verdict.exit_code
 
 
 def _refuse_beside_resume(ctx: click.Context) -> None:

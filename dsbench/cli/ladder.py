@@ -108,6 +108,18 @@ def ab_projected(target: str, asked: dict[str, Any], shape_given: bool, as_json:
     return 0
 
 
+def after_matrix(toggles: Sequence[str], folder: Path, out: Path) -> None:
+    """After `dsbench ab --matrix ladder`: the table three ways, if the toggles are all those that it has rows for."""
+    from dsbench.ladder import ROWS
+
+    if not set(ROWS) <= set(toggles):
+        click.echo(f"the source document's table needs {', '.join(ROWS)}: 'dsbench ladder --measured' runs them all")
+        return
+    _measured(str(folder), out, False)
+    _projected(FLASH, "sm120", 2, None, False)
+    _published(FLASH, False)
+
+
 # --- projected ------------------------------------------------------------------------------------------------------
 
 

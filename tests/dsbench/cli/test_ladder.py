@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from dsbench import projection
 from dsbench.cli import main
+from dsbench.cli.ladder import after_matrix
 from tests.dsbench.test_ladder import projection as projected
 
 
@@ -92,3 +93,8 @@ def test_bad_input_is_one_line(args, line):
     assert result.stdout == ""
     (told,) = result.stderr.strip().splitlines()
     assert line in told
+
+
+def test_a_ladder_of_some_toggles_says_what_the_table_needs(tmp_path, capsys):
+    after_matrix(("mhc_input_reuse",), tmp_path, tmp_path)
+    assert "the source document's table needs mtp_hidden_skip, q_in_place" in capsys.readouterr().out
