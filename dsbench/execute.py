@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dsbench import __version__, records
 from dsbench.boot_files import (
@@ -31,6 +29,7 @@ from dsbench.errors import InputError
 from dsbench.metrics import metric
 from dsbench.probes import acceptance, decode, identity, kv, output_law, prefill, smoke
 from dsbench.probes.boot import Boot, Probe, ProbeFailed, Reading
+from dsbench.progress import progress_bar
 from dsbench.records import BootEnded, BootStarted, Plan, PlannedBoot
 from dsbench.store import BOOTS, RecordWriter, load_records
 
@@ -60,7 +59,7 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
     `command` gives the engine's command line; the embedded engine's unless told otherwise.
     """
     engine = engine_of(plan, command)
-    with RecordWriter(folder) as writer, _progress(quiet) as progress:
+    with RecordWriter(folder) as writer, progress_bar(quiet=quiet) as progress:
         ended, attempts = _history(folder, writer)
         writer.write(records.Run(time=_now(), pid=os.getpid(), harness_version=__version__, resumed=bool(attempts)))
         task = progress.add_task("boots", total=len(plan.boots), completed=len(ended))
@@ -250,19 +249,6 @@ def _describe(plan: Plan, planned: PlannedBoot) -> str:
 def _line(plan: Plan, planned: PlannedBoot, ended: BootEnded) -> str:
     told = f"boot {planned.number}/{len(plan.boots)} {_describe(plan, planned)}: {ended.status}, {ended.seconds:.1f} s"
     return f"{told}; {ended.reason}" if ended.reason else told
-
-
-def _progress(quiet: bool) -> Progress:
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, disable=quiet or not console.is_terminal)
 
 
 def _now() -> str:

@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dsbench.errors import InputError
 
@@ -46,6 +44,7 @@ def simulate(
     Readings with known noise (boot over run over request, and drift) are judged by the real rules, without an
     effect and with the smallest one that is claimed to be seen. Exit codes: 0 no target is missed, 1 one is.
     """
+    from dsbench.progress import progress_bar
     from dsbench.simulation.catalogue import chosen, kinds, suites
     from dsbench.simulation.report import KIND_COLUMNS, SUITE_COLUMNS, kind_cells, markdown, missed, row, suite_cells
     from dsbench.simulation.report import as_json as to_json
@@ -63,7 +62,7 @@ def simulate(
     wanted = {case: quick_experiments(case) if quick else experiments or FULL for case in cases}
     per_seed = {case: -(-n // len(seeds)) * len(seeds) for case, n in wanted.items()}
     total = sum(n * (1 if case.experiment.claim() is None else 2) for case, n in per_seed.items())
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("experiments", total=total)
         results = run(cases, seeds, wanted.__getitem__, lambda done: progress.advance(task, done), processes)
     rows = [row(result) for result in results]
@@ -90,16 +89,3 @@ def simulate(
         for line in missed(rows):
             click.echo(f"target missed: {line}")
     return 1 if missed(rows) else 0
-
-
-def _progress() -> Progress:
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, disable=not console.is_terminal)
