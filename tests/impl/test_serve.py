@@ -2,74 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from impl.dims import PICO
-from impl.model.weights import random_weights, save_weights
 from impl.serve import main
-
-ROOT = Path(__file__).resolve().parents[2]
-SERVE = [sys.executable, "-m", "impl.serve", "--load-format", "dummy", "--memory-budget", str(16 << 20)]
-
-
-def environment(boot: Path | None = None, toggles: str = "") -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("DSBENCH_")}
-    added = {"DSBENCH_BOOT_DIR": str(boot)} if boot else {}
-    return {**kept, **added, "DSBENCH_TOGGLES": toggles, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-
-@dataclass
-class Server:
-    process: subprocess.Popen[bytes]
-    boot: Path
-    client: httpx.Client
-
-    def complete(self, **body: Any) -> dict[str, Any]:
-        response = self.client.post("/v1/completions", json={"model": "pico", **body})
-        assert response.status_code == 200, response.text
-        return response.json()
-
-    def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
-        """Chunks of a stream, after checking that it is one and ends as one."""
-        with self.client.stream("POST", path, json={"model": "pico", "stream": True, **body}) as response:
-            assert response.status_code == 200
-            assert response.headers["content-type"].startswith("text/event-stream")
-            lines = [line for line in response.iter_lines() if line]
-        assert all(line.startswith("data: ") for line in lines)
-        assert lines[-1] == "data: [DONE]"
-        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-    def metric(self, name: str) -> float:
-        lines = self.client.get("/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
-
-
-def start(boot: Path, *flags: str, toggles: str = "") -> Server:
-    log = (boot / "log").open("wb")
-    process = subprocess.Popen(
-        [*SERVE, "--port", "0", *flags], env=environment(boot, toggles), cwd=boot, stdout=log, stderr=log
-    )
-    ready = boot / "ready.json"
-    while not ready.exists():
-        assert process.poll() is None, (boot / "log").read_text()
-        time.sleep(0.05)
-    facts = json.loads(ready.read_text())
-    assert facts["pid"] == process.pid
-    return Server(process, boot, httpx.Client(base_url=f"http://{facts['host']}:{facts['port']}", timeout=60))
+from tests.impl.serving import Server, start
 
 
 @pytest.fixture(scope="module")
@@ -369,83 +314,6 @@ def test_a_signal_stops_it_cleanly_in_the_middle_of_work(tmp_path: Path, number:
     markers = json.loads((tmp_path / "markers.rank0.json").read_text())
     assert markers["toggles"]["mtp_hidden_skip"]["taken"] > 2
     assert "Traceback" not in (tmp_path / "log").read_text()
-
-
-def run(*flags: str, boot: Path | None = None, toggles: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "impl.serve", *flags]
-    return subprocess.run(
-        command, env=environment(boot, toggles), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def test_until_profile_writes_the_files_and_exits(tmp_path: Path) -> None:
-    flags = ("--load-format", "dummy", "--until", "profile", "--hidden-size", "128", "--max-num-batched-tokens", "48")
-    done = run(*flags, boot=tmp_path)
-    assert done.returncode == 0, done.stderr
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"conditions.rank0.json", "kv_profile.rank0.json", "markers.rank0.json"}
-    conditions = json.loads((tmp_path / "conditions.rank0.json").read_text())
-    assert (conditions["dims"]["hidden_size"], conditions["max_num_batched_tokens"]) == (128, 48)
-
-
-REFUSED = [
-    (("--hidden-size", "0"), "", "--hidden-size: must be at least 1, got 0"),
-    (("--dims", "huge"), "", "invalid choice: 'huge'"),
-    (("--dims", "flash", "--load-format", "dummy"), "", "has no default memory"),
-    (("--load-format", "dummy", "--memory-budget", "1000"), "", "does not hold the weights alone"),
-    (("--load-format", "dummy", "--memory-budget", "3000000", "--until", "profile"), "", "give at least"),
-    (("--weights", "/nowhere.safetensors"), "", "no weights at /nowhere.safetensors"),
-    (("--load-format", "dummy", "--port", "70000"), "", "--port must be 0 to 65535"),
-    (("--load-format", "dummy"), "mhc_input_reus", "did you mean mhc_input_reuse"),
-    (("--load-format", "dummy"), "mhc_final_fused", "needs 'mtp_hidden_skip'"),
-]
-
-
-@pytest.mark.parametrize(("flags", "toggles", "text"), REFUSED)
-def test_settings_that_cannot_work_are_one_line_and_exit_2(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    flags: tuple[str, ...],
-    toggles: str,
-    text: str,
-) -> None:
-    monkeypatch.setenv("DSBENCH_TOGGLES", toggles)
-    monkeypatch.setenv("DSBENCH_BOOT_DIR", str(tmp_path))
-    try:
-        status: object = main(flags)
-    except SystemExit as stop:
-        status = stop.code
-    assert status == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert text in line
-    assert not {"kv_profile.rank0.json", "ready.json"} & {path.name for path in tmp_path.iterdir()}
-
-
-def test_widths_that_the_weights_lack_are_refused_before_anything_is_written(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    boot, weights = tmp_path / "boot", tmp_path / "pico.safetensors"
-    boot.mkdir()
-    save_weights(weights, random_weights(PICO), PICO)
-    monkeypatch.setenv("DSBENCH_BOOT_DIR", str(boot))
-    monkeypatch.delenv("DSBENCH_TOGGLES", raising=False)
-    assert main(["--weights", str(weights), "--hidden-size", "128", "--until", "profile"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "hidden_size is 128, but the weights pico.safetensors have 64: use --load-format dummy" in line
-    assert not list(boot.iterdir())
-    assert main(["--weights", str(weights), "--max-num-batched-tokens", "40", "--until", "profile"]) == 0
-    conditions = json.loads((boot / "conditions.rank0.json").read_text())
-    assert conditions["weights"] == hashlib.sha256(weights.read_bytes()).hexdigest()
-    assert conditions["max_num_batched_tokens"] == 40
-
-
-def test_a_boot_that_fails_behind_the_port_is_one_line_and_exit_2(tmp_path: Path) -> None:
-    done = run("--load-format", "dummy", "--port", "0", "--memory-budget", "3000000", boot=tmp_path)
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("INFO ")]
-    assert "bytes for KV pages, one token needs" in line
-    assert not (tmp_path / "ready.json").exists()
 
 
 def test_a_taken_port_is_refused(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from impl.serve import main
-from tests.impl.test_serve import Server, start
+from tests.impl.serving import Server, start
 
 BODY = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 PROMPTS = ["hello", "Q: 17+25\nA:", "the quick brown fox"]
