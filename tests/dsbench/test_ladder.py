@@ -11,6 +11,7 @@ from dsbench.projection import Projection, project
 from dsbench.records import BootEnded, BootStarted, KvProfile
 from dsbench.suite import load_suite
 from impl.dims import FLASH, PICO
+from impl.kv_geometry import KvGeometry
 from impl.toggles import REGISTRY
 from tests.impl.engine.engines import boot_runner
 
@@ -123,6 +124,14 @@ def test_a_cumulative_matrix_of_all_toggles_serves_too():
     )
     rows, _ = ladder.measured_rows(made, list(records(made, profile)))
     assert [row.step_bytes for row in rows[1:]] == [ladder.expected_step(name, PICO) for name in ladder.ROWS]
+
+
+@pytest.mark.parametrize(("method", "layers"), [("none", 0), ("mtp", 1), ("dspark", PICO.n_draft_layers)])
+def test_tokens_count_the_draft_layers_that_the_engine_had(method, layers):
+    made = plan_experiment(ladder.ROWS, load_suite("kv"), PICO, matrix="ladder", speculative=method)
+    rows, _ = ladder.measured_rows(made, list(records(made, profile)))
+    geometry = KvGeometry.of(PICO, n_draft_layers=layers)
+    assert rows[0].capacity == geometry.capacity(1 << 30, PICO.max_num_batched_tokens, PICO.max_model_len, "0.25.1")
 
 
 def test_boots_that_disagree_and_arms_that_lack_are_named():

@@ -5,9 +5,14 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dsbench import projection
+from dsbench import projection, store
 from dsbench.cli import main
 from dsbench.cli.ladder import after_matrix
+from dsbench.ladder import ROWS
+from dsbench.plan import plan_experiment
+from dsbench.suite import load_suite
+from impl.dims import PICO
+from tests.dsbench.test_ladder import profile, records
 from tests.dsbench.test_ladder import projection as projected
 
 
@@ -98,3 +103,15 @@ def test_bad_input_is_one_line(args, line):
 def test_a_ladder_of_some_toggles_says_what_the_table_needs(tmp_path, capsys):
     after_matrix(("mhc_input_reuse",), tmp_path, tmp_path)
     assert "the source document's table needs mtp_hidden_skip, q_in_place" in capsys.readouterr().out
+
+
+def test_a_ladder_of_all_rows_shows_the_table_three_ways(quick, tmp_path, capsys):
+    made = plan_experiment(ROWS, load_suite("kv"), PICO, matrix="ladder")
+    folder = store.create(made, tmp_path)
+    with store.RecordWriter(folder) as writer:
+        for record in records(made, profile):
+            writer.write(record)
+    after_matrix(ROWS, folder, tmp_path)
+    shown = capsys.readouterr().out
+    assert [shown.count(f"{title}: ") for title in ("Measured", "Projected", "Published")] == [1, 1, 1]
+    assert len(quick) == 1
