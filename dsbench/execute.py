@@ -47,10 +47,6 @@ PROBES: dict[str, Probe] = {
 }
 
 
-TIMED = ("prefill", "decode")
-"""Probes that a compiler at work would spoil."""
-
-
 def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: bool = False) -> None:
     """Run every boot of the plan that has not ended yet, appending to `folder`/records.jsonl.
 
@@ -198,7 +194,12 @@ async def _measure(
                 failure = f"{type(error).__name__} {error}".strip()
             except (ProbeFailed, BadAnswer, ValueError) as error:
                 failure = str(error)
-            if name in TIMED and planned.phase == "measured" and not failure and (compiled := logs.compiled()):
+            if (
+                plan.probes.table(name).timed
+                and planned.phase == "measured"
+                and not failure
+                and (compiled := logs.compiled())
+            ):
                 failure = f"the server compiled while it was timed: {compiled}"
             seconds = time.monotonic() - start
             status: Literal["failed", "done"] = "failed" if failure else "done"
@@ -222,6 +223,7 @@ def _observation(reading: Reading, planned: PlannedBoot, of_boot: dict[str, Any]
         unit=metric(reading.metric).unit,
         rank=reading.rank,
         item=reading.item,
+        cluster=reading.cluster,
         phase=planned.phase,
         raw=reading.raw,
         text=reading.text,

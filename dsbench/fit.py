@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dsbench.metrics import Metric, metric
+from dsbench.probe_settings import Probes
 from dsbench.records import Arm
-from dsbench.suite import Probes, Suite
+from dsbench.suite import Suite
 
 
 @dataclass(frozen=True)

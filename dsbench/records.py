@@ -11,8 +11,9 @@ from dsbench.fingerprint import Fingerprint
 from dsbench.floors import Floor
 from dsbench.matrices import Matrix
 from dsbench.metrics import Kind, Metric
+from dsbench.probe_settings import Probes
 from dsbench.rig import Rig
-from dsbench.suite import Probes, Timeouts, Until
+from dsbench.suite import Timeouts, Until
 
 EngineName = Literal["embedded", "vllm", "command", "endpoint"]
 Phase = Literal["warm-up", "measured"]

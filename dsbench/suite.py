@@ -11,158 +11,16 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from dsbench.errors import InputError
 from dsbench.metrics import check_pattern
+from dsbench.probe_settings import Count, Probes, Table
 
 Until = Literal["profile", "ready"]
-Count = Annotated[int, Field(ge=1)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
-
-
-class KvProbe(_Table):
-    """Reads the KV profile the engine wrote; sends nothing."""
-
-
-class DecodeProbe(_Table):
-    """Streams greedy completions of a fixed length and times them from the first token to the last."""
-
-    streams: list[Count] = Field(min_length=1)
-    """Numbers of concurrent streams; one metric `decode.tps.cN` each."""
-    tokens: int = Field(ge=8)
-    """Tokens generated per stream; the end token is ignored."""
-    prompt_tokens: Count = 16
-    repeats: Count = 3
-    """Readings inside a boot; their median is the boot's value."""
-    latency: bool = False
-    """Whether times are reported too: `decode.ttft_ms.cN`, `decode.itl_ms.cN`, `decode.tpot_ms.cN`, and
-    `decode.step_ms.cN`."""
-
-
-class PrefillProbe(_Table):
-    """Times prompts of fresh random token ids with one token of output."""
-
-    lengths: list[Annotated[int, Field(ge=8)]] = Field(min_length=1)
-    """Prompt lengths in tokens; one metric `prefill.tps.N` each."""
-    repeats: Count = 3
-
-
-class SmokeItem(_Table):
-    """One question with one right answer, asked greedily."""
-
-    prompt: str | None = None
-    """Text to complete; or `chat` instead."""
-    chat: str | None = None
-    """One user message."""
-    answer: int
-    """The first whole number of the reply must be this."""
-    max_tokens: Count = 8
-
-    @model_validator(mode="after")
-    def _one_question(self) -> SmokeItem:
-        if (self.prompt is None) == (self.chat is None):
-            raise ValueError("give either prompt or chat")
-        return self
-
-    @property
-    def name(self) -> str:
-        return f"chat {self.chat}" if self.prompt is None else self.prompt
-
-
-class SmokeProbe(_Table):
-    """Asks short questions; one item each."""
-
-    items: list[SmokeItem] = Field(min_length=1)
-
-
-class IdentityProbe(_Table):
-    """Records the greedy token ids of fixed prompts, alone and `together` at a time."""
-
-    prompts: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
-    tokens: Count = 32
-    together: Annotated[int, Field(ge=2)] = 4
-
-
-class AcceptanceProbe(_Table):
-    """Counts what the drafts did on fixed prompts, prose and structured text apart, greedy and sampled."""
-
-    prose: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
-    structured: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
-    tokens: Annotated[int, Field(ge=2)] = 48
-    """Most tokens of a request; the first comes without a draft."""
-    samples: Count = 4
-    """Requests a prompt at temperature 1, each with its own seed; one at temperature 0."""
-    together: Count = 4
-    """Requests at one time."""
-
-
-class OutputLawProbe(_Table):
-    """Compares short sampled outputs with the target's own law."""
-
-    prompts: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
-    requests: Annotated[int, Field(ge=50)] = 2000
-    """Requests in a boot, shared out over the prompts; each has its own seed."""
-    tokens: Annotated[int, Field(ge=2, le=8)] = 4
-    """Tokens of a request; the first comes without a draft."""
-    together: list[Annotated[int, Field(ge=2)]] = Field(default=[3, 6], min_length=2)
-    """Requests at one time, in parts of equal size. A stale buffer hides at the batch size captured last,
-    so there are at least two sizes."""
-    contexts: Count = 12
-    """Beginnings of an output that are followed, the most frequent ones at each position."""
-
-
-class Probes(_Table):
-    """The probes of a suite, in the order they run."""
-
-    kv: KvProbe | None = None
-    smoke: SmokeProbe | None = None
-    identity: IdentityProbe | None = None
-    acceptance: AcceptanceProbe | None = None
-    output_law: OutputLawProbe | None = None
-    prefill: PrefillProbe | None = None
-    decode: DecodeProbe | None = None
-
-    def names(self) -> list[str]:
-        return [name for name in type(self).model_fields if getattr(self, name) is not None]
-
-    def warmup_names(self) -> list[str]:
-        """What a discarded boot runs: all but what is counted and not timed, which a cold cache cannot change."""
-        return [name for name in self.names() if name not in ("acceptance", "output_law")]
-
-    def items(self, name: str) -> int:
-        """Number of items that one probe of this suite asks; 0 for probes without items."""
-        if name == "smoke" and self.smoke:
-            return len({item.name for item in self.smoke.items})
-        if name == "identity" and self.identity:
-            return 2 * len(self.identity.prompts)
-        return 0
-
-    def metrics(self, name: str) -> list[str]:
-        """Metric keys that one probe of this suite reports when it has run."""
-        if name == "kv":
-            return ["kv.available_bytes", "kv.weights_bytes", "kv.persistent_bytes", "kv.workspace_bytes",
-                    "kv.peak_activation_bytes", "kv.runtime_peak_bytes", "kv.resident_bytes",
-                    "kv.index_maps_per_step", "kv.non_torch_bytes", "kv.blocks", "kv.tokens",
-                    "kv.max_concurrency"]  # fmt: skip
-        if name == "decode" and self.decode:
-            kinds = ["tps", *(("ttft_ms", "itl_ms", "tpot_ms", "step_ms") if self.decode.latency else ())]
-            return [f"decode.{kind}.c{streams}" for streams in self.decode.streams for kind in kinds]
-        if name == "prefill" and self.prefill:
-            return [f"prefill.tps.{length}" for length in self.prefill.lengths]
-        if name == "acceptance":
-            return ["accept.rate", "accept.length", "accept.per_position", "accept.conditional"]
-        return {"smoke": ["smoke.correct"], "identity": ["identity.tokens"], "output_law": ["output_law"]}[name]
-
-    def without(self, *names: str) -> Probes:
-        """The same probes, less those named."""
-        return self.model_copy(update=dict.fromkeys(names))
-
-
-class Timeouts(_Table):
+class Timeouts(Table):
     """Deadlines in seconds."""
 
     boot: float = Field(default=120.0, gt=0)
@@ -173,7 +31,7 @@ class Timeouts(_Table):
     """From the polite signal to the end of the whole process group, before it is killed."""
 
 
-class Suite(_Table):
+class Suite(Table):
     """What one experiment measures."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
@@ -184,9 +42,9 @@ class Suite(_Table):
     """Boots an arm that run first and are discarded."""
     until: Until = "ready"
     """`profile`: the engine stops after the memory profile, without serving; only exact KV metrics."""
-    guards: list[str] = []
+    guards: list[str] = Field(default=[])
     """Metrics, with `*` for families, whose regression is the experiment's. The primary comes from the toggle."""
-    drift_controls: list[str] = []
+    drift_controls: list[str] = Field(default=[])
     """Metrics a toggle of this suite cannot touch: if one moves beyond its margin the experiment is void."""
     probes: Probes
     timeouts: Timeouts = Timeouts()

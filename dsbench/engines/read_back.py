@@ -18,8 +18,8 @@ from dsbench.parse.boot_facts import GIB, Boot
 from dsbench.parse.boot_log import read_boots
 from dsbench.parse.lines import read_lines
 from dsbench.parse.prometheus import read_page
+from dsbench.probe_settings import KvProbe
 from dsbench.records import Arm
-from dsbench.suite import Probes
 
 ROUNDING_BYTES = 0.005 * GIB
 """Half of the last digit that a log prints of GiB."""
@@ -129,7 +129,7 @@ def completed(profiles: Ranks, boot: Boot | None, served: dict[str, Any]) -> Ran
         "max_concurrency": (boot.max_concurrency if boot else None) or served.get("kv_max_concurrency"),
     }
     # What an engine does not know is None: left out, it would look like a probe that failed.
-    unknown = dict.fromkeys(key.removeprefix("kv.") for key in Probes().metrics("kv"))
+    unknown = dict.fromkeys(key.removeprefix("kv.") for key in KvProbe().metrics())
     if profiles:
         return {rank: {**unknown, **derived, **{k: v for k, v in values.items() if v is not None or k not in derived}}
                 for rank, values in profiles.items()}  # fmt: skip

@@ -46,6 +46,8 @@ class Reading:
     value: Value | None
     rank: int | None = None
     item: str | None = None
+    cluster: str | None = None
+    """Scenario that several items share."""
     raw: list[float] | None = None
     text: str | None = None
 

@@ -15,10 +15,10 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 
 from dsbench.engines.client import Completion
+from dsbench.probe_settings import OutputLawProbe
 from dsbench.probes.boot import Boot, ProbeFailed, Reading
 from dsbench.stats.holm import holm
 from dsbench.stats.law import Context, LawTest, compare_law, together
-from dsbench.suite import OutputLawProbe
 from impl import tokenizer
 
 ALPHA = 1e-3

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from dsbench.compare import compare
 from dsbench.evidence import BootEvidence
 from dsbench.metrics import Metric
+from dsbench.probe_settings import KvProbe, Probes
 from dsbench.records import Arm, Observation, Plan, PlannedBoot, Verdict
 from dsbench.simulation.noise import Floats, Rng
-from dsbench.suite import KvProbe, Probes, Timeouts
+from dsbench.suite import Timeouts
 
 Bools = NDArray[np.bool_]
 

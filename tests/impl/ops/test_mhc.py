@@ -169,9 +169,7 @@ def test_reuse_is_bitwise_above_the_threshold_and_wrong_below(n, residual, layer
     w, state = seam_weights(hidden, n), pending(n, hidden, n)
     fresh = mhc.seam(*(t.clone() for t in state), w)
     old, y, post, comb = (t.clone() for t in state)
-    out = mhc.seam(
-        old, y, post, comb, w, residual_out=old if residual else None, input_out=y if layer_input else None
-    )
+    out = mhc.seam(old, y, post, comb, w, residual_out=old if residual else None, input_out=y if layer_input else None)
     assert (out.residual.data_ptr() == old.data_ptr()) == residual
     assert (out.layer_input.data_ptr() == y.data_ptr()) == layer_input
     same = rows_equal(out, fresh, slice(None))
