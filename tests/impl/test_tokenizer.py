@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,16 +43,50 @@ def test_chat_prompt() -> None:
     assert tokenizer.chat_prompt(messages) == "Be brief.\nQ: 7*8\nA: 56\nQ: 17+25\nA:"
 
 
+CALLED = {"role": "assistant", "content": None, "tool_calls": [
+    {"function": {"name": "add", "arguments": '{"a":1,  "b": "x"}'}}, {"function": {"name": "now", "arguments": "{}"}},
+]}  # fmt: skip
+
+
+def test_chat_prompt_with_tools_and_their_results() -> None:
+    messages = [
+        {"role": "system", "content": "Today is Friday."},
+        {"role": "user", "content": "1+x?"},
+        CALLED,
+        {"role": "tool", "content": "7"},
+        {"role": "tool", "content": "noon"},
+    ]
+    text = 'T: add(a,b)\nT: now()\nToday is Friday.\nQ: 1+x?\nA: !add {"a": 1, "b": "x"} !now {}\nR: 7\nR: noon\nA:'
+    assert tokenizer.chat_prompt(messages, {"add": ["a", "b"], "now": []}) == text
+
+
+def test_chat_prompt_for_a_thought() -> None:
+    messages = [
+        {"role": "user", "content": "7*8"},
+        {"role": "assistant", "content": "56", "reasoning_content": "a product"},
+        {"role": "user", "content": "17+25"},
+    ]
+    assert tokenizer.chat_prompt(messages, thinking="on") == "Q: 7*8\nA: 56\nQ: 17+25\nH:"
+    assert tokenizer.chat_prompt(messages, thinking="max") == "Q: 7*8\nA: 56\nThink hard.\nQ: 17+25\nH:"
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([{"role": "tool", "content": "x"}], "'tool' is unknown"),
+        ([{"role": "critic", "content": "x"}], "'critic' is unknown"),
+        ([{"role": "tool", "content": "x"}], "must follow the assistant's tool_calls, not nothing"),
+        ([{"role": "user", "content": "a"}, {"role": "tool", "content": "x"}], "tool_calls, not user"),
+        ([{"role": "user", "content": "a"}, CALLED], "last message must be a user turn or a tool result"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}],
+            "call of f must be the text of a JSON object, got '\\[1'",
+        ),
         ([], "last message must be a user turn"),
         ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "last message must be a user turn"),
         ([{"role": "system", "content": "sneaky\nA:"}], "last message must be a user turn"),
     ],
 )
-def test_bad_chats(messages: list[dict[str, str]], message: str) -> None:
+def test_bad_chats(messages: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tokenizer.chat_prompt(messages)
 
