@@ -7,9 +7,7 @@ word problems, key-value lookup with queries beyond the sliding window, and pros
 Held out: two-digit pairs of sums, and number triples of word problems, by `reserved_pair` and `reserved_triple`.
 The wording and items of the held-out set live in `heldout`, which nothing here imports.
 
-Packing: a sequence starts with bos and a whole document, so the served case (one prompt alone from position 0) is in
-every sequence; further whole documents follow while they fit, each `bos text eos`. Attention may look back at earlier
-documents. What is left is padding without loss.
+Rows of whole documents are made by `packing`.
 """
 
 from __future__ import annotations
@@ -18,23 +16,8 @@ import random
 import string
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from impl.tokenizer import BOS, EOS, PAD, encode
-
-Segments = list[tuple[str, float]]
-"""A document's text in pieces, each with the loss weight of its characters."""
-
-ANSWER, GIVEN, PROSE, END = 1.0, 0.03, 0.3, 0.3
-"""Loss weights: what must be right, what cannot be foreseen (operands, keys), running text, and the eos."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Token ids and the loss weight of each, as a target: both `rows` lists of `length`."""
-
-    ids: list[list[int]]
-    weights: list[list[float]]
+from impl.train.packing import ANSWER, GIVEN, PROSE, Batch, Segments, pack
 
 
 def reserved_pair(a: int, b: int) -> bool:
@@ -221,31 +204,6 @@ def prose(rng: random.Random) -> Segments:
 
 
 # Batches.
-
-
-def document(segments: Segments) -> tuple[list[int], list[float]]:
-    ids, weights = [BOS], [0.0]
-    for text, weight in segments:
-        ids += encode(text)
-        weights += [weight] * len(text)
-    return [*ids, EOS], [*weights, END]
-
-
-def pack(make: Callable[[], Segments], rows: int, length: int) -> Batch:
-    """`rows` sequences of `length` tokens of whole documents; a document longer than a sequence is cut."""
-    batch = Batch([], [])
-    pending = document(make())
-    for _ in range(rows):
-        ids, weights = pending[0][:length], pending[1][:length]
-        pending = document(make())
-        while len(ids) + len(pending[0]) <= length:
-            ids += pending[0]
-            weights += pending[1]
-            pending = document(make())
-        room = length - len(ids)
-        batch.ids.append(ids + [PAD] * room)
-        batch.weights.append(weights + [0.0] * room)
-    return batch
 
 
 def mixed(rng: random.Random) -> Segments:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from impl.dims import Dims
-from impl.train.data import ANSWER, Batch
 from impl.train.forward import Trace, Weights, forward
+from impl.train.packing import ANSWER, Batch
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,7 @@ class Part:
     expert_load: dict[int, Tensor]
 
 
-def batch_loss(
-    weights: Weights, batch: Batch, dims: Dims, share: float, index_weight: float, dense: bool
-) -> Part:
+def batch_loss(weights: Weights, batch: Batch, dims: Dims, share: float, index_weight: float, dense: bool) -> Part:
     """The weighted mean cross-entropy of the batch's targets plus `index_weight` times the index term, times `share`.
 
     The index term is KL(attention mass || softmax of scores), mean over rows and layers; it reaches the indexer's own
