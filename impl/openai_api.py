@@ -9,18 +9,15 @@ from __future__ import annotations
 import difflib
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from impl import tokenizer
-from impl.engine.request import SamplingParams
 
 MAX_PROMPTS = 128
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
-LEAST_TEMPERATURE = 1e-5
-"""As in vLLM."""
 
 
 class ApiError(Exception):
@@ -44,7 +41,7 @@ class Limits:
     max_model_len: int
 
 
-def _only(neutral: object) -> AfterValidator:
+def only(neutral: object) -> AfterValidator:
     """A parameter of the API that this engine has at one value."""
 
     def check(value: Any) -> Any:
@@ -102,12 +99,12 @@ class GenerationBody(BaseModel):
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     user: str | None = None
-    n: Annotated[int | None, _only(1)] = None
-    min_p: Annotated[float | None, _only(0)] = None
-    presence_penalty: Annotated[float | None, _only(0)] = None
-    frequency_penalty: Annotated[float | None, _only(0)] = None
-    repetition_penalty: Annotated[float | None, _only(1)] = None
-    logit_bias: Annotated[dict[str, float] | None, _only({})] = None
+    n: Annotated[int | None, only(1)] = None
+    min_p: Annotated[float | None, only(0)] = None
+    presence_penalty: Annotated[float | None, only(0)] = None
+    frequency_penalty: Annotated[float | None, only(0)] = None
+    repetition_penalty: Annotated[float | None, only(1)] = None
+    logit_bias: Annotated[dict[str, float] | None, only({})] = None
 
     @property
     def include_usage(self) -> bool:
@@ -117,36 +114,12 @@ class GenerationBody(BaseModel):
 class CompletionBody(GenerationBody):
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts), Field(max_length=MAX_PROMPTS)]
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
-    echo: Annotated[bool | None, _only(False)] = None
-    best_of: Annotated[int | None, _only(1)] = None
-    suffix: Annotated[str | None, _only(None)] = None
+    echo: Annotated[bool | None, only(False)] = None
+    best_of: Annotated[int | None, only(1)] = None
+    suffix: Annotated[str | None, only(None)] = None
 
 
 Body = TypeVar("Body", bound=GenerationBody)
-
-
-class TextPart(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-    role: Literal["system", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
-class ChatBody(GenerationBody):
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
 
 
 def parse(kind: type[Body], raw: bytes, limits: Limits) -> Body:
@@ -217,52 +190,3 @@ def prompt_ids(prompt: str | list[int], limits: Limits, param: str) -> list[int]
         room = f"max_model_len is {limits.max_model_len} with at least one token to generate"
         raise ApiError(400, f"{param}: {len(ids)} tokens are too long, {room}", param, "context_length_exceeded")
     return ids
-
-
-def chat_ids(body: ChatBody, limits: Limits) -> list[int]:
-    """Token ids of a chat, in the format the model is trained on."""
-    try:
-        text = tokenizer.chat_prompt([{"role": m.role, "content": m.text} for m in body.messages])
-    except ValueError as error:
-        raise ApiError(400, f"messages: {error}", "messages") from error
-    return prompt_ids(text, limits, "messages")
-
-
-def sampling_params(
-    body: GenerationBody, n_prompt: int, limits: Limits, *, default_seed: int, default_max_tokens: int | None
-) -> SamplingParams:
-    """Sampling of one prompt; without a limit of its own a request may fill the context."""
-    param, most = "max_tokens", body.max_tokens
-    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
-        param, most = "max_completion_tokens", body.max_completion_tokens
-    room = limits.max_model_len - n_prompt
-    if most is not None and most > room:
-        message = f"{param} {most} with a prompt of {n_prompt} tokens exceeds max_model_len {limits.max_model_len}"
-        raise ApiError(400, f"{message}: at most {room}", param, "context_length_exceeded")
-    if isinstance(body, ChatBody):
-        if body.top_logprobs is not None and not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs true", "top_logprobs")
-        n_top = (body.top_logprobs or 0) if body.logprobs else None
-    else:
-        assert isinstance(body, CompletionBody)
-        n_top = body.logprobs
-    ends = set() if body.ignore_eos else {tokenizer.EOS}
-    if isinstance(body, ChatBody) and not body.ignore_eos:
-        ends.add(tokenizer.NEWLINE)  # it ends an answer in the chat format
-    seed = default_seed if body.seed is None else body.seed
-    return SamplingParams(
-        max_tokens=min(most or default_max_tokens or room, room),
-        temperature=_temperature(body.temperature),
-        top_k=max(body.top_k or 0, 0),
-        top_p=1.0 if body.top_p is None else body.top_p,
-        seed=seed % (1 << 64),
-        stop_ids=frozenset(ends | set(body.stop_token_ids or ())),
-        stop=tuple(body.stop or ()),
-        logprobs=None if n_top is None else min(n_top, limits.vocab_size),
-    )
-
-
-def _temperature(asked: float | None) -> float:
-    """0, greedy, for what is too small to divide logits by in fp32."""
-    temperature = 1.0 if asked is None else asked
-    return temperature if temperature >= LEAST_TEMPERATURE else 0.0

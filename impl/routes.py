@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from impl import tokenizer
+from impl.chat_reply import ReplySplitter
 from impl.engine.core import Engine, EngineUnavailableError, QueueFullError
 from impl.engine.metrics import CONTENT_TYPE
 from impl.engine.request import Request
@@ -25,15 +26,14 @@ from impl.engine.runner import TokenEvent
 from impl.openai_answers import Answer, Choice, Kind
 from impl.openai_api import (
     ApiError,
-    ChatBody,
     CompletionBody,
     GenerationBody,
     Limits,
-    chat_ids,
     parse,
     prompt_ids,
-    sampling_params,
 )
+from impl.openai_chat import ChatBody, chat_ids
+from impl.openai_sampling import sampling_params
 
 log = logging.getLogger("impl.routes")
 
@@ -109,7 +109,9 @@ class Routes:
         self, http: HttpRequest, kind: Kind, body: GenerationBody, prompts: list[list[int]]
     ) -> Response:
         answer_id = f"{'cmpl' if kind == 'completion' else 'chatcmpl'}-{uuid.uuid4().hex}"
-        answer = Answer(answer_id, kind, self.limits.model, body.return_token_ids, body.include_usage)
+        chat = body if isinstance(body, ChatBody) else None
+        thinking = chat is not None and chat.thinking != "off"
+        answer = Answer(answer_id, kind, self.limits.model, body.return_token_ids, body.include_usage, thinking)
         choices = []
         for index, ids in enumerate(prompts):
             params = sampling_params(
@@ -119,7 +121,8 @@ class Routes:
                 default_seed=self._seeds.getrandbits(64),
                 default_max_tokens=COMPLETION_MAX_TOKENS if kind == "completion" else None,
             )
-            choices.append(Choice(index, Request(f"{answer_id}-{index}", ids, params), kind))
+            splitter = ReplySplitter(thinking=thinking, tools=bool(chat.offered)) if chat else None
+            choices.append(Choice(index, Request(f"{answer_id}-{index}", ids, params), splitter))
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
         self._submit(choices, events)
         if body.stream:

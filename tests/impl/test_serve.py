@@ -102,19 +102,58 @@ def test_a_chat_streams_what_it_answers_at_once(server: Server) -> None:
     assert all(len(entry["top_logprobs"]) == 2 and entry["bytes"] for entry in content)
 
 
-def test_a_chat_is_the_completion_of_its_prompt(server: Server) -> None:
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "1+1"}]},
-        {"role": "assistant", "content": "2"},
-        {"role": "user", "content": "2+2"},
-    ]
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+USED = [
+    {"role": "user", "content": "Is it warm in Oslo?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "left out of the prompt",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "9 C"},
+]
+CHATS = [
+    (
+        {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "1+1"}]},
+                {"role": "assistant", "content": "2"},
+                {"role": "user", "content": "2+2"},
+            ]
+        },
+        "Be brief.\nQ: 1+1\nA: 2\nQ: 2+2\nA:",
+    ),
+    (
+        {"messages": USED, "tools": [WEATHER], "tool_choice": "auto"},
+        "T: get_weather(city)\nQ: Is it warm in Oslo?\nA: !get_weather {}\nR: 9 C\nA:",
+    ),
+    (
+        {"messages": USED, "tools": [WEATHER], "tool_choice": "none", "chat_template_kwargs": {"thinking": True}},
+        "Q: Is it warm in Oslo?\nA: !get_weather {}\nR: 9 C\nH:",
+    ),
+    (
+        {"messages": USED[:1], "tools": [WEATHER], "reasoning_effort": "max"},
+        "T: get_weather(city)\nThink hard.\nQ: Is it warm in Oslo?\nH:",
+    ),
+]
+
+
+@pytest.mark.parametrize(("chat", "text"), CHATS)
+def test_a_chat_is_the_completion_of_its_prompt(server: Server, chat: dict[str, Any], text: str) -> None:
     params = {"temperature": 0, "max_tokens": 8, "return_token_ids": True}
-    chat = server.client.post("/v1/chat/completions", json={"model": "pico", "messages": messages, **params}).json()
-    text = "Be brief.\nQ: 1+1\nA: 2\nQ: 2+2\nA:"
+    answer = server.client.post("/v1/chat/completions", json={"model": "pico", **chat, **params})
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
     completion = server.complete(prompt=text, stop_token_ids=[95], **params)
-    assert chat["choices"][0]["token_ids"] == completion["choices"][0]["token_ids"]
-    assert chat["choices"][0]["message"]["content"] == completion["choices"][0]["text"].removeprefix(" ")
+    assert choice["token_ids"] == completion["choices"][0]["token_ids"]
+    message = choice["message"]
+    said = message["reasoning_content"] if text.endswith("H:") else message["content"]
+    assert said == completion["choices"][0]["text"].removeprefix(" ")
 
 
 def test_concurrent_clients_get_the_tokens_they_get_alone(server: Server) -> None:
@@ -208,12 +247,16 @@ def test_bad_completions_are_refused_by_name_value_and_limit(
 BAD_CHATS = [
     ({}, "messages", "messages is required"),
     ({"messages": []}, "messages", "at least 1"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "messages.0.role"),
+    ({"messages": [{"role": "critic", "content": "x"}]}, "messages", "messages.0.role"),
     ({"messages": [{"role": "user"}]}, "messages", "messages.0.content is required"),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "the last message must be a user turn"),
     ({"messages": [{"role": "user", "content": "x" * 2050}]}, "messages", "tokens are too long, max_model_len is 2048"),
     ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}, "top_logprobs", "needs logprobs true"),
-    ({"messages": [{"role": "user", "content": "x"}], "tools": []}, "tools", "unknown parameter tools"),
+    (
+        {"messages": [{"role": "user", "content": "x"}], "tool": []},
+        "tool",
+        "unknown parameter tool: did you mean tools?",
+    ),
     (
         {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 2048},
         "max_completion_tokens",
