@@ -29,8 +29,9 @@ def incoherence(text: str) -> str | None:
     if "\ufffd" in text:
         return "replacement character"
     letters = [c for c in text if c.isalpha()]
-    if letters and sum("LATIN" not in unicodedata.name(c, "") for c in letters) > OTHER_SCRIPT_SHARE * len(letters):
-        return "other script"
+    foreign = sum("LATIN" not in unicodedata.name(c, "") for c in letters)
+    if foreign > OTHER_SCRIPT_SHARE * len(letters):
+        return f"{foreign} of {len(letters)} letters are non-Latin"
     if text and _longest_run(text) >= max(REPEATED_RUN, len(text) / 2):
         return "repetition"
     if len(text) >= REPEATED_RUN and len(set(text)) <= 2:

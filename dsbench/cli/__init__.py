@@ -42,6 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "kv": Entry("dsbench.cli.kv:kv", "Turn KV bytes into blocks, tokens and concurrency."),
     "ladder": Entry("dsbench.cli.ladder:ladder", "Show the memory ladder: projected, measured, published."),
     "plan": Entry("dsbench.cli.plan:plan", "Say what an experiment would cost and could show, before it starts."),
+    "score": Entry("dsbench.cli.score:score", "Score outputs that exist already."),
     "selftest": Entry("dsbench.cli.selftest:selftest", "Plant defects in real runs; say which the verdict names."),
     "show": Entry("dsbench.cli.show:show", "Show a stored experiment's table and verdict."),
     "simulate": Entry("dsbench.cli.simulate:simulate", "Simulate experiments: how often are the verdicts wrong?"),
