@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from dsbench.engines.engine import ReadBack, Running, read_ranks
 from dsbench.engines.secrets import redact
 from dsbench.parse.health import fatal_findings
 from dsbench.parse.progress import compile_lines
-from dsbench.records import Plan
+from dsbench.records import Arm, Plan
 from dsbench.store import RecordWriter
 
 FAULTS_SHOWN = 5
@@ -46,15 +47,21 @@ def record_markers(
         )
 
 
-def record_devices_before(plan: Plan, of_boot: dict[str, Any], writer: RecordWriter) -> None:
+def record_devices_before(plan: Plan, arm: Arm, of_boot: dict[str, Any], writer: RecordWriter) -> None:
     """Wait for idle accelerators where the engine is another program's, and note what stays busy."""
+    visible = visible_gpus(arm)
     if plan.engine in ("embedded", "endpoint"):
-        record_devices(of_boot, "before", devices.reading(), writer)
+        record_devices(of_boot, "before", devices.reading(visible), writer)
         return
-    values, busy = devices.drained(min(DRAIN_S, plan.timeouts.boot))
+    values, busy = devices.drained(min(DRAIN_S, plan.timeouts.boot), lambda: devices.reading(visible))
     record_devices(of_boot, "before", values, writer)
     if busy:
         writer.write(records.Finding(**of_boot, code="device-busy", text=busy))
+
+
+def visible_gpus(arm: Arm) -> str | None:
+    """CUDA_VISIBLE_DEVICES as an arm's engine gets it."""
+    return arm.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def record_devices(

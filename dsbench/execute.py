@@ -20,6 +20,7 @@ from dsbench.boot_files import (
     record_devices_before,
     record_markers,
     record_read_back,
+    visible_gpus,
 )  # fmt: skip
 from dsbench.engines import devices
 from dsbench.engines.client import BadAnswer, Client
@@ -27,7 +28,7 @@ from dsbench.engines.engine import Command, Engine, ReadBack, Running, engine_of
 from dsbench.engines.server import EngineFailed
 from dsbench.errors import InputError
 from dsbench.metrics import metric
-from dsbench.probes import acceptance, decode, identity, kv, output_law, prefill, smoke
+from dsbench.probes import acceptance, decode, gpu_time, identity, kv, output_law, prefill, smoke
 from dsbench.probes.boot import Boot, Probe, ProbeFailed, Reading
 from dsbench.progress import progress_bar
 from dsbench.records import BootEnded, BootStarted, Plan, PlannedBoot
@@ -44,6 +45,7 @@ PROBES: dict[str, Probe] = {
     "output_law": output_law.run,
     "prefill": prefill.run,
     "decode": decode.run,
+    "gpu_time": gpu_time.run,
 }
 
 
@@ -110,7 +112,7 @@ def _boot(
     arm = plan.arm(planned.arm)
     of_boot: dict[str, Any] = {"boot": planned.number, "attempt": attempt}
     writer.write(BootStarted(**of_boot, time=_now(), arm=planned.arm, block=planned.block, phase=planned.phase))
-    record_devices_before(plan, of_boot, writer)
+    record_devices_before(plan, arm, of_boot, writer)
     start = time.monotonic()
     ready_seconds: float | None = None
     status, reason = "ok", ""
@@ -126,7 +128,7 @@ def _boot(
             record_read_back(told, of_boot, writer)
             record_markers(boot_dir, of_boot, "ready", writer)
             reason = asyncio.run(_measure(plan, planned, running, url, told, of_boot, left, logs, writer))
-            record_devices(of_boot, "after", devices.reading(), writer)
+            record_devices(of_boot, "after", devices.reading(visible_gpus(arm)), writer)
             logs.record_faults()
         record_markers(boot_dir, of_boot, "end", writer)
     except (EngineFailed, ProbeFailed) as error:
@@ -176,7 +178,7 @@ async def _measure(
 ) -> str:
     """Run the probes in order, taking each from `left` when it ended; returns why the rest cannot run, or ''."""
     client = Client(url, told.model or str(plan.dims.get("name", "")), plan.timeouts.probe) if url else None
-    boot = Boot(plan, planned, client, told.conditions, told.kv_profiles)
+    boot = Boot(plan, planned, client, told.conditions, told.kv_profiles, running.boot_dir)
     try:
         if client:
             await _record_counters(client, running, of_boot, "ready", writer)

@@ -66,8 +66,8 @@ def _accept(name: str, unit: str, margin: float, summary: str) -> Metric:
     )
 
 
-def _item(key: str, summary: str) -> Metric:
-    return Metric(key=key, unit="items", better="up", kind="item", margin=0.0, scope="process", summary=summary)
+def _item(key: str, summary: str, margin: float = 0.0) -> Metric:
+    return Metric(key=key, unit="items", better="up", kind="item", margin=margin, scope="process", summary=summary)
 
 
 _METRICS = (
@@ -88,8 +88,38 @@ _METRICS = (
     _ms("decode.itl_ms.c*", "time between neighbouring pieces of a stream with * streams"),
     _ms("decode.tpot_ms.c*", "time a token after the first piece with * streams"),
     _ms("decode.step_ms.c*", "time a step with * streams, whatever number of tokens a step emits"),
+    _ms(
+        "decode.gpu_ms.c*",
+        "time of the GPU itself a decode step with * streams, read from a trace",
+    ),
+    _tps("concurrency.tps.c*", "tokens per second of all of * requests, from sending the first to the last token"),
+    _tps("concurrency.request_tps.c*", "tokens per second of one of * requests, from sending it to its last token"),
+    Metric(
+        key="concurrency.accept.c*",
+        unit="share",
+        better="up",
+        kind="counter-ratio",
+        margin=0.01,
+        absolute=True,
+        scope="process",
+        summary="accepted of drafted tokens with * requests",
+    ),
+    _tps("long_context.tps.*", "decoded tokens per second after prompts of * tokens, first token to last"),
     _tps("prefill.tps.*", "prompt tokens per second of prompts of * tokens"),
     _item("smoke.correct", "short questions with one right answer"),
+    _item("coherence.recall", "needles of long prompts that the reply names", 0.02),
+    _item("coherence.clean", "replies without leaked tokens, broken characters, other scripts or repetition", 0.02),
+    _item("coherence.finished", "replies that ended before their token limit", 0.02),
+    Metric(
+        key="coherence.prefix_reuse",
+        unit="share",
+        better="same",
+        kind="counter-ratio",
+        margin=0.01,
+        absolute=True,
+        scope="process",
+        summary="prompt tokens that the prefix cache gave",
+    ),
     _item("identity.tokens", "greedy token ids of fixed prompts, equal to the baseline's"),
     _accept("rate", "share", 0.01, "accepted of drafted tokens; depends on the number drafted"),
     _accept("length", "tok/round", 0.02, "tokens a round emits, bonus included: 1 + accepted / rounds"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
+
+PAIR_KEYS = 26 * 26
+"""Keys of two lower-case letters."""
 
 
 class Table(BaseModel):
@@ -30,6 +33,10 @@ class ProbeTable(Table):
 
     def n_items(self) -> int:
         """Number of items it asks; 0 for a probe without items."""
+        return 0
+
+    def longest(self) -> int:
+        """Tokens of its longest request, output included; 0 where only the engine's tokenizer can say."""
         return 0
 
 
@@ -63,6 +70,9 @@ class DecodeProbe(ProbeTable):
         kinds = ["tps", *(("ttft_ms", "itl_ms", "tpot_ms", "step_ms") if self.latency else ())]
         return [f"decode.{kind}.c{streams}" for streams in self.streams for kind in kinds]
 
+    def longest(self) -> int:
+        return self.prompt_tokens + self.tokens
+
 
 class PrefillProbe(ProbeTable):
     """Times prompts of fresh random token ids with one token of output."""
@@ -75,6 +85,24 @@ class PrefillProbe(ProbeTable):
 
     def metrics(self) -> list[str]:
         return [f"prefill.tps.{length}" for length in self.lengths]
+
+    def longest(self) -> int:
+        return max(self.lengths) + 1
+
+
+class GpuTimeProbe(ProbeTable):
+    """Reads the GPU's own time of decode steps from a profiler trace that the server writes."""
+
+    timed: ClassVar[bool] = True
+
+    streams: list[Count] = Field(min_length=1)
+    """Numbers of concurrent streams; one metric `decode.gpu_ms.cN` each."""
+    tokens: Annotated[int, Field(ge=16)] = 96
+    """Tokens generated per stream, once untraced and once traced."""
+    prompt_tokens: Count = 16
+
+    def metrics(self) -> list[str]:
+        return [f"decode.gpu_ms.c{streams}" for streams in self.streams]
 
 
 class SmokeItem(Table):
@@ -114,15 +142,26 @@ class SmokeProbe(ProbeTable):
 class IdentityProbe(ProbeTable):
     """Records the greedy token ids of fixed prompts, alone and `together` at a time."""
 
-    prompts: list[Text] = Field(min_length=1)
+    prompts: list[Text] = Field(default=[])
+    lengths: list[Count] = Field(default=[])
+    """Prompts of so many fixed random token ids, for engines without a tokenizer."""
     tokens: Count = 32
-    together: Annotated[int, Field(ge=2)] = 4
+    together: Annotated[int, Field(ge=0)] = 4
+    """0: alone only, for engines whose numbers depend on what else is in the batch."""
+
+    @model_validator(mode="after")
+    def _prompts_and_batch(self) -> IdentityProbe:
+        if not self.prompts and not self.lengths:
+            raise ValueError("give prompts or lengths")
+        if self.together == 1:
+            raise ValueError("together must be 0 or at least 2")
+        return self
 
     def metrics(self) -> list[str]:
         return ["identity.tokens"]
 
     def n_items(self) -> int:
-        return 2 * len(self.prompts)
+        return (len(self.prompts) + len(self.lengths)) * (2 if self.together else 1)
 
 
 class AcceptanceProbe(ProbeTable):
@@ -163,6 +202,91 @@ class OutputLawProbe(ProbeTable):
         return ["output_law"]
 
 
+class CoherenceProbe(ProbeTable):
+    """Hides needles in long prompts, and asks for all of them at once."""
+
+    in_warmup: ClassVar[bool] = False
+
+    style: Literal["report", "pairs"]
+    """report: a log in plain English that a chat is asked about. pairs: `kx=42` lines, for our small model."""
+    lines: Annotated[int, Field(ge=8)]
+    """Lines of a prompt, needles and distractors apart."""
+    needles: Annotated[int, Field(ge=1, le=12)] = 3
+    distractors: Annotated[int, Field(ge=0, le=12)] = 3
+    """Lines that look like needles and are none."""
+    concurrencies: list[Count] = Field(default=[1, 12], min_length=1)
+    seeds: Count = 2
+    """Times that each concurrency and payload is asked, each with prompts of its own."""
+    payloads: list[Literal["unique", "identical"]] = Field(default=["unique", "identical"], min_length=1)
+    """unique: every request has a prompt of its own. identical: all requests of a seed send one prompt."""
+    max_tokens: Count = 384
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    """For chat templates that think unless told not to, such as `{ thinking = false }`."""
+
+    @model_validator(mode="after")
+    def _room(self) -> CoherenceProbe:
+        if self.style == "pairs" and self.lines + self.distractors > PAIR_KEYS:
+            raise ValueError(f"lines: there are {PAIR_KEYS} keys of two letters, distractors included")
+        if self.lines < (least := 4 * (self.needles + self.distractors)):
+            raise ValueError(f"lines: {self.needles} needles and {self.distractors} distractors need {least} lines")
+        return self
+
+    def metrics(self) -> list[str]:
+        return ["coherence.recall", "coherence.clean", "coherence.finished", "coherence.prefix_reuse"]
+
+    def parts(self) -> list[tuple[int, str]]:
+        """Concurrency and payload, in the order they are asked."""
+        return [(streams, payload) for streams in self.concurrencies for payload in self.payloads]
+
+    def n_items(self) -> int:
+        requests = self.seeds * len(self.payloads) * sum(self.concurrencies)
+        return requests * (1 + self.needles) + len(self.parts())
+
+    def longest(self) -> int:
+        asked = len("\n?") + len("kx,") * self.needles
+        pairs = 1 + len("kx=42\n") * (self.lines + self.distractors) + asked + self.max_tokens
+        return pairs if self.style == "pairs" else 0
+
+
+class ConcurrencyProbe(ProbeTable):
+    """Greedy streams of one length on fixed texts, at several concurrencies."""
+
+    timed: ClassVar[bool] = True
+
+    prompts: list[Text] = Field(min_length=1)
+    """Shared out over the streams."""
+    streams: list[Count] = Field(default=[1, 2, 4, 8, 12], min_length=1)
+    max_tokens: Annotated[int, Field(ge=8)] = 500
+    """Tokens of every stream; the end token is ignored."""
+    repeats: Count = 2
+    """Readings inside a boot; their median is the boot's value."""
+    acceptance: bool = True
+    """Whether drafts are counted; taken out of plans without speculation in every arm."""
+
+    def metrics(self) -> list[str]:
+        kinds = ["tps", "request_tps", *(["accept"] if self.acceptance else [])]
+        return [f"concurrency.{kind}.c{streams}" for streams in self.streams for kind in kinds]
+
+
+class LongContextProbe(ProbeTable):
+    """Times sampled tokens after long prompts, from the first token on."""
+
+    timed: ClassVar[bool] = True
+
+    lengths: list[Annotated[int, Field(ge=8)]] = Field(default=[32_768, 65_536], min_length=1)
+    """Prompt lengths in tokens; one metric `long_context.tps.N` each."""
+    tokens: Annotated[int, Field(ge=8)] = 2048
+    """Tokens of output; the end token is ignored."""
+    repeats: Count = 1
+    """Readings of each length, each with a prompt and a seed of its own; their median is the boot's value."""
+
+    def metrics(self) -> list[str]:
+        return [f"long_context.tps.{length}" for length in self.lengths]
+
+    def longest(self) -> int:
+        return max(self.lengths) + self.tokens
+
+
 class Probes(Table):
     """The probes of a suite, in the order they run."""
 
@@ -171,8 +295,12 @@ class Probes(Table):
     identity: IdentityProbe | None = None
     acceptance: AcceptanceProbe | None = None
     output_law: OutputLawProbe | None = None
+    coherence: CoherenceProbe | None = None
     prefill: PrefillProbe | None = None
     decode: DecodeProbe | None = None
+    concurrency: ConcurrencyProbe | None = None
+    long_context: LongContextProbe | None = None
+    gpu_time: GpuTimeProbe | None = None
 
     def names(self) -> list[str]:
         return [name for name in type(self).model_fields if getattr(self, name) is not None]

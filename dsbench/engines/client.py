@@ -37,6 +37,15 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """Text that a model wrote until it stopped or was cut off."""
+
+    text: str
+    finish_reason: str | None
+    """`length` where it was cut off; None if the engine does not say."""
+
+
+@dataclass(frozen=True)
 class Stream:
     """One streamed completion, by the clock."""
 
@@ -144,8 +153,25 @@ class Client:
         except (KeyError, IndexError, TypeError) as error:
             raise BadAnswer(f"/v1/chat/completions answered without {error}") from None
 
-    async def stream(self, prompt: list[int], tokens: int) -> Stream:
-        """A greedy completion of exactly `tokens` tokens, streamed."""
+    async def write(
+        self, prompt: str, max_tokens: int, *, chat: bool = False, stop: str | None = None, **more: Any
+    ) -> Reply:
+        """What follows a text, or the reply to one user message; greedy, with whatever else the body is to say."""
+        path = "/v1/chat/completions" if chat else "/v1/completions"
+        asked = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
+        ends = {} if stop is None else {"stop": stop}
+        answer = await self._post(path, self._body(**asked, max_tokens=max_tokens, **ends, **more))
+        try:
+            choice = answer["choices"][0]
+            text = choice["message"]["content"] if chat else choice["text"]
+            return Reply(text or "", choice.get("finish_reason"))
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise BadAnswer(f"{path} answered without {error}") from None
+
+    async def stream(
+        self, prompt: str | list[int], tokens: int, *, temperature: float = 0.0, seed: int | None = None
+    ) -> Stream:
+        """A completion of exactly `tokens` tokens, streamed; greedy unless told otherwise."""
         body = self._body(
             prompt=prompt,
             max_tokens=tokens,
@@ -153,6 +179,8 @@ class Client:
             return_token_ids=True,
             stream=True,
             stream_options={"include_usage": True},
+            temperature=temperature,
+            **({} if seed is None else {"seed": seed}),
         )
         arrivals: list[float] = []
         first_tokens, total = 0, None
@@ -177,6 +205,12 @@ class Client:
         if not arrivals or arrivals[-1] <= arrivals[0]:
             raise BadAnswer(f"all {tokens} tokens came in one piece; a decode time cannot be read")
         return Stream(total, first_tokens, sent_at, tuple(arrivals))
+
+    async def tell(self, path: str) -> None:
+        """POST without a body to an endpoint that only starts or stops something."""
+        response = await self._http.post(path)
+        if response.status_code != 200:
+            raise BadAnswer(_refusal(path, response.status_code, response.content))
 
     async def counters(self) -> dict[str, float]:
         """Every counter of /metrics, summed over its labels, and the process start time."""

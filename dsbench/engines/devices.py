@@ -21,14 +21,28 @@ MEMINFO = Path("/proc/meminfo")
 NVML, UNIFIED, NONE = "nvml", "MemAvailable and page cache (unified memory)", "no accelerator"
 
 
-def reading() -> dict[str, Any]:
-    """Memory, processes, power, clocks and throttling of every GPU as they are now; None where NVML does not say."""
+def reading(visible: str | None = None) -> dict[str, Any]:
+    """Memory, processes, power, clocks and throttling of the GPUs as they are now; None where NVML does not say.
+
+    `visible` is CUDA_VISIBLE_DEVICES of the engine: other GPUs may do other work.
+    """
     with _nvml() as nvml:
         if nvml is None:
             return {"source": NONE, "host": host_memory(), "gpus": []}
-        gpus = [_gpu(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())]
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        gpus = [{"number": i, **_gpu(nvml, handles[i])} for i in seen_by_engine(visible, len(handles))]
     source = NVML if all(gpu["used_bytes"] is not None for gpu in gpus) else UNIFIED
     return {"source": source, "host": host_memory(), "gpus": gpus}
+
+
+def seen_by_engine(visible: str | None, count: int) -> list[int]:
+    """Numbers of the GPUs that a CUDA_VISIBLE_DEVICES of plain numbers leaves; all for names and without it."""
+    if visible == "":
+        return []
+    asked = [part.strip() for part in (visible or "").split(",")]
+    if all(part.isdigit() and int(part) < count for part in asked):
+        return [int(part) for part in asked]
+    return list(range(count))
 
 
 def drained(
@@ -49,15 +63,15 @@ def drained(
 
 
 def _busy(before: dict[str, Any], now: dict[str, Any]) -> str:
-    for number, gpu in enumerate(now["gpus"]):
+    for gpu in now["gpus"]:
         if gpu["processes"]:
-            return f"GPU {number} is used by other processes: {', '.join(map(str, gpu['processes']))}"
+            return f"GPU {gpu['number']} is used by other processes: {', '.join(map(str, gpu['processes']))}"
     if now["source"] == UNIFIED:
         then, left = before["host"]["available_bytes"], now["host"]["available_bytes"]
         moving = None in (then, left) or abs(left - then) > SETTLED_BYTES
         return "the host's available memory is still moving" if moving else ""
     used = [(a["used_bytes"], b["used_bytes"]) for a, b in zip(before["gpus"], now["gpus"], strict=True)]
-    falling = [number for number, (then, left) in enumerate(used) if left < then]
+    falling = [gpu["number"] for gpu, (then, left) in zip(now["gpus"], used, strict=True) if left < then]
     return f"memory of GPU {falling[0]} is still being given back" if falling else ""
 
 

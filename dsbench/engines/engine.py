@@ -12,6 +12,9 @@ from typing import Any, Protocol
 from dsbench.engines.server import EngineFailed, Ready
 from dsbench.records import Arm, Plan
 
+TRACES = "traces"
+"""Folder of a boot that a server's profiler writes into."""
+
 Command = Callable[[Plan, Arm], list[str]]
 Ranks = dict[int, dict[str, Any]]
 

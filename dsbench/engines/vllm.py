@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsbench.engines.engine import ReadBack, Running, boot_environment, read_ranks
+from dsbench.engines.engine import TRACES, ReadBack, Running, boot_environment, read_ranks
 from dsbench.engines.read_back import log_boot, read_back_all
 from dsbench.engines.server import POLL_S, EngineFailed, Ready, Server
 from dsbench.errors import InputError
@@ -26,6 +26,8 @@ from dsbench.parse.progress import phases_of
 from dsbench.records import Arm, Plan
 
 LOOK_S = 0.25
+PROFILE_STOP_S = 2.0
+"""From the polite signal to the kill, for an engine that is stopped at its profile."""
 MEASURED = "profiled"
 """`stage` of a rank's profile before its pages are allocated."""
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
@@ -76,6 +78,15 @@ def command(plan: Plan, arm: Arm, port: int) -> list[str]:
     return [*start, *given, *seed, "--host", "127.0.0.1", "--port", str(port)]
 
 
+def _profiler(plan: Plan, boot_dir: Path) -> list[str]:
+    """Flags that let a probe ask for traces of the workers; none where no probe does."""
+    if plan.probes.gpu_time is None or plan.until == "profile":
+        return []
+    lean = {"torch_profiler_with_stack": False, "torch_profiler_dump_cuda_time_total": False, "ignore_frontend": True}
+    config = {"profiler": "torch", "torch_profiler_dir": str((boot_dir / TRACES).resolve()), **lean}
+    return ["--profiler-config", json.dumps(config)]
+
+
 class Vllm:
     """Boots of `vllm serve`."""
 
@@ -86,8 +97,12 @@ class Vllm:
         port = free_port()
         variables = {**QUIET, **boot_environment(arm, boot_dir)}
         ranks = world_size([*self.plan.engine_args, *arm.args])
-        line = command(self.plan, arm, port)
-        return VllmServer(line, variables, boot_dir, stop_s=self.plan.timeouts.stop, port=port, ranks=ranks)
+        line = [*command(self.plan, arm, port), *_profiler(self.plan, boot_dir)]
+        # An engine in the middle of its start answers no signal, and what it was started for is on the disk.
+        stop_s = (
+            min(PROFILE_STOP_S, self.plan.timeouts.stop) if self.plan.until == "profile" else self.plan.timeouts.stop
+        )
+        return VllmServer(line, variables, boot_dir, stop_s=stop_s, port=port, ranks=ranks)
 
     def read_back(self, arm: Arm, running: Running, url: str | None) -> ReadBack:
         told = read_back_all(running, arm, url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from dsbench.engines.client import Client
@@ -21,6 +22,8 @@ class Boot:
     conditions: dict[int, dict[str, Any]]
     kv_profiles: dict[int, dict[str, Any]]
     """What each rank wrote, by rank."""
+    folder: Path = Path()
+    """Where the engine of this boot writes its files."""
 
     @property
     def server(self) -> Client:

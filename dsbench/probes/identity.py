@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 
 from dsbench.engines.client import Completion
@@ -13,15 +14,21 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
     """The ids of every prompt as one item `alone/N`, and of the same prompts in a batch as `together/N`."""
     config = boot.plan.probes.identity
     assert config is not None
-    for number, prompt in enumerate(config.prompts, start=1):
+    prompts: list[str | list[int]] = [*config.prompts, *(_ids(length, boot.vocab_size) for length in config.lengths)]
+    for number, prompt in enumerate(prompts, start=1):
         yield _reading(f"alone/{number}", await boot.server.complete(prompt, config.tokens))
-    for first in range(0, len(config.prompts), config.together):
-        group = config.prompts[first : first + config.together]
+    for first in range(0, len(prompts), config.together) if config.together else ():
+        group = prompts[first : first + config.together]
         # A group that is short is filled up with its own prompts, so that every item ran in a batch of one size.
         filled = [group[i % len(group)] for i in range(config.together)]
         answers = await asyncio.gather(*(boot.server.complete(prompt, config.tokens) for prompt in filled))
         for number, answer in enumerate(answers[: len(group)], start=first + 1):
             yield _reading(f"together/{number}", answer)
+
+
+def _ids(length: int, vocab_size: int) -> list[int]:
+    """Token ids that are the same in every experiment."""
+    return random.Random(f"identity {length}").choices(range(vocab_size), k=length)
 
 
 def _reading(item: str, answer: Completion) -> Reading:

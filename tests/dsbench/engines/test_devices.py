@@ -11,7 +11,7 @@ def reads(*readings):
 
 
 def gpu(used, processes=(), source=devices.NVML, available=None):
-    found = {"used_bytes": used, "processes": list(processes)}
+    found = {"number": 0, "used_bytes": used, "processes": list(processes)}
     return {"source": source, "host": {"available_bytes": available, "page_cache_bytes": 0}, "gpus": [found]}
 
 
@@ -81,3 +81,11 @@ def test_what_nvml_refuses_is_none():
 @pytest.mark.skipif(not devices.reading()["gpus"], reason="no GPU here")
 def test_a_real_gpu_answers():
     assert devices.reading()["gpus"][0]["total_bytes"] > 2**30
+
+
+@pytest.mark.parametrize(
+    ("visible", "numbers"),
+    [(None, [0, 1, 2]), ("", []), ("1", [1]), ("2,0", [2, 0]), ("GPU-5d3a", [0, 1, 2]), ("7", [0, 1, 2])],
+)
+def test_a_gpu_the_engine_cannot_see_is_not_watched(visible, numbers):
+    assert devices.seen_by_engine(visible, 3) == numbers

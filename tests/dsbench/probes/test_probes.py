@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from dsbench.engines.client import Client
+from dsbench.probe_settings import IdentityProbe
 from dsbench.probes import decode, identity, kv, prefill, smoke
 from dsbench.probes.boot import Boot, ProbeFailed
 from dsbench.probes.smoke import first_number
@@ -16,8 +17,8 @@ from dsbench.probes.smoke import first_number
 def probe(make_plan):
     """Run one probe in one boot; gives its readings and the bodies of the requests."""
 
-    def run(module, number=3, answer=None, profiles=None, latency=False, metrics=()):
-        plan = make_plan()
+    def run(module, number=3, answer=None, profiles=None, latency=False, metrics=(), change=lambda plan: plan):
+        plan = change(make_plan())
         if latency:
             plan = plan.model_copy(update={"probes": with_latency(plan.probes)})
         seen, pages = [], iter(metrics)
@@ -163,3 +164,22 @@ def test_kv_without_a_profile_or_with_half_of_one(probe):
         probe(kv)
     with pytest.raises(ProbeFailed, match="kv_profile of rank 0 has no 'available_bytes'"):
         probe(kv, profiles={0: {}})
+
+
+def test_identity_by_lengths_asks_in_token_ids_that_never_change_and_can_leave_out_batches(probe):
+    config = IdentityProbe(lengths=[5, 9], tokens=3, together=0)
+    assert config.n_items() == 2
+
+    def with_lengths(plan):
+        return plan.model_copy(update={"probes": plan.probes.model_copy(update={"identity": config})})
+
+    (first, sent), (again, sent_again) = (probe(identity, change=with_lengths, number=number) for number in (3, 4))
+    assert [r.item for r in first] == ["alone/1", "alone/2"] == [r.item for r in again]
+    assert [len(body["prompt"]) for body in sent] == [5, 9]
+    assert [body["prompt"] for body in sent] == [body["prompt"] for body in sent_again]
+
+
+@pytest.mark.parametrize("settings", [{}, {"prompts": ["x"], "together": 1}])
+def test_identity_needs_prompts_and_a_batch_is_none_or_several(settings):
+    with pytest.raises(ValueError, match=r"give prompts or lengths|at least 2"):
+        IdentityProbe(**settings)
