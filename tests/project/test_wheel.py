@@ -45,7 +45,7 @@ def run(installed, tmp_path):
 
 def test_what_is_in_it(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"dsbench/py.typed", "impl/py.typed"} <= names
+    assert {"dsbench/py.typed", "impl/py.typed", "dsbench/data/word_problems.jsonl"} <= names
     shipped = [path.relative_to(ROOT).as_posix() for path in (ROOT / "impl" / "weights").iterdir() if path.is_file()]
     assert any(name.endswith(".safetensors") for name in shipped)
     assert set(shipped) <= names
