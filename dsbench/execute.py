@@ -28,7 +28,20 @@ from dsbench.engines.engine import Command, Engine, ReadBack, Running, engine_of
 from dsbench.engines.server import EngineFailed
 from dsbench.errors import InputError
 from dsbench.metrics import metric
-from dsbench.probes import acceptance, decode, gpu_time, identity, kv, output_law, prefill, smoke
+from dsbench.probes import (
+    acceptance,
+    coherence,
+    concurrency,
+    decode,
+    gpu_time,
+    identity,
+    kv,
+    long_context,
+    output_law,
+    prefill,
+    smoke,
+    warm,
+)
 from dsbench.probes.boot import Boot, Probe, ProbeFailed, Reading
 from dsbench.progress import progress_bar
 from dsbench.records import BootEnded, BootStarted, Plan, PlannedBoot
@@ -43,8 +56,12 @@ PROBES: dict[str, Probe] = {
     "identity": identity.run,
     "acceptance": acceptance.run,
     "output_law": output_law.run,
+    "warm": warm.run,
+    "coherence": coherence.run,
     "prefill": prefill.run,
     "decode": decode.run,
+    "concurrency": concurrency.run,
+    "long_context": long_context.run,
     "gpu_time": gpu_time.run,
 }
 

@@ -50,6 +50,17 @@ class KvProbe(ProbeTable):
                 "kv.max_concurrency"]  # fmt: skip
 
 
+class WarmProbe(ProbeTable):
+    """Sends what the timed probes send, with other prompts, before the clock runs."""
+
+    in_warmup: ClassVar[bool] = False
+
+    rounds: Count = 1
+
+    def metrics(self) -> list[str]:
+        return []
+
+
 class DecodeProbe(ProbeTable):
     """Streams greedy completions of a fixed length and times them from the first token to the last."""
 
@@ -296,6 +307,7 @@ class Probes(Table):
     acceptance: AcceptanceProbe | None = None
     output_law: OutputLawProbe | None = None
     coherence: CoherenceProbe | None = None
+    warm: WarmProbe | None = None
     prefill: PrefillProbe | None = None
     decode: DecodeProbe | None = None
     concurrency: ConcurrencyProbe | None = None

@@ -55,7 +55,10 @@ def check_final(version: str) -> Check:
         expected = tilelang.hc_head_fused_kernel_tilelang(streams, fn, scale, base, 1e-6, 1e-6)
         found = post_kernels.post_head(*args, fn, scale, base, 1e-6, 1e-6)
         off = (found.float() - expected.float()).abs()
-        limit = 2**-8 * (streams.float().abs().mean(1) + mean.float().abs())
+        # The gates' sum in another order moves the last bits of fp32: one rounding step of the output, or, where the
+        # gated streams cancel, as little of what was added up.
+        step = torch.ldexp(torch.ones_like(off), torch.frexp(expected.float())[1] - 8)
+        limit = torch.maximum(step, 2**-16 * streams.float().abs().sum(1))
         share = (off > 0).float().mean().item()
         yield (
             f"final head, {n} tokens",

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from dsbench.engines.client import Client
-from dsbench.probe_settings import IdentityProbe
-from dsbench.probes import decode, identity, kv, prefill, smoke
+from dsbench.probe_settings import IdentityProbe, WarmProbe
+from dsbench.probes import decode, identity, kv, prefill, smoke, warm
 from dsbench.probes.boot import Boot, ProbeFailed
 from dsbench.probes.smoke import first_number
 
@@ -183,3 +183,14 @@ def test_identity_by_lengths_asks_in_token_ids_that_never_change_and_can_leave_o
 def test_identity_needs_prompts_and_a_batch_is_none_or_several(settings):
     with pytest.raises(ValueError, match=r"give prompts or lengths|at least 2"):
         IdentityProbe(**settings)
+
+
+def test_warming_sends_the_timed_requests_with_other_prompts_and_reports_nothing(probe):
+    def with_warm(plan):
+        return plan.model_copy(update={"probes": plan.probes.model_copy(update={"warm": WarmProbe(rounds=2)})})
+
+    readings, sent = probe(warm, change=with_warm)
+    timed = [*probe(prefill)[1], *probe(decode)[1]]
+    assert readings == []
+    assert [len(body["prompt"]) for body in sent] == 2 * [len(body["prompt"]) for body in timed]
+    assert not {str(body["prompt"]) for body in sent} & {str(body["prompt"]) for body in timed}
