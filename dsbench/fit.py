@@ -27,12 +27,18 @@ class Fitted:
 
 def fit(suite: Suite, arms: Sequence[Arm], *, synthetic: bool) -> Fitted:
     """The suite for these arms. `synthetic`: drafts are accepted at rates that were asked for."""
-    not_run = {name: why for name, why in _not_run(arms, synthetic).items() if getattr(suite.probes, name) is not None}
+    reasons = _not_run(arms, synthetic)
+    not_run = {name: why for name, why in reasons.items() if getattr(suite.probes, name) is not None}
     probes = suite.probes.without(*not_run)
+    told = dict(not_run)
+    if probes.concurrency is not None and "acceptance" in reasons:
+        uncounted = probes.concurrency.model_copy(update={"acceptance": False})
+        probes = probes.model_copy(update={"concurrency": uncounted})
+        told["concurrency.accept.*"] = reasons["acceptance"]
     metrics = [metric(key) for name in probes.names() for key in probes.metrics(name)]
     if synthetic:
-        metrics = [m.model_copy(update={"better": "same"}) if m.key.startswith("accept.") else m for m in metrics]
-    notes = [f"{', '.join(names)}: not-run, {why}" for why, names in _by_reason(not_run).items()]
+        metrics = [m.model_copy(update={"better": "same"}) if _counts_drafts(m) else m for m in metrics]
+    notes = [f"{', '.join(names)}: not-run, {why}" for why, names in _by_reason(told).items()]
     guards, controls = _expand(suite.guards, metrics), _expand(suite.drift_controls, metrics)
     if any(arm.build != arms[0].build for arm in arms):
         moved = [key for key in (*guards, *controls) if key.startswith("kv.")]
@@ -50,8 +56,14 @@ def _not_run(arms: Sequence[Arm], synthetic: bool) -> dict[str, str]:
     elif silent:
         reasons["acceptance"] = f"{', '.join(silent)} has no speculation, so there is nothing to compare with"
     if synthetic:
-        reasons |= dict.fromkeys(("smoke", "output_law"), "with synthetic acceptance the output is not the target's")
+        reasons |= dict.fromkeys(
+            ("smoke", "coherence", "output_law"), "with synthetic acceptance the output is not the target's"
+        )
     return reasons
+
+
+def _counts_drafts(metric: Metric) -> bool:
+    return metric.key.startswith(("accept.", "concurrency.accept."))
 
 
 def _by_reason(not_run: dict[str, str]) -> dict[str, list[str]]:

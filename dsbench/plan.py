@@ -287,11 +287,7 @@ def _looks(most: int | None) -> list[Look]:
 
 def _check_lengths(suite: Suite, dims: Dims) -> None:
     """Prompts of a suite must fit the model length that flags may have changed."""
-    longest = {"prefill": 0, "decode": 0}
-    if suite.probes.prefill:
-        longest["prefill"] = max(suite.probes.prefill.lengths) + 1
-    if suite.probes.decode:
-        longest["decode"] = suite.probes.decode.prompt_tokens + suite.probes.decode.tokens
+    longest = {probe: suite.probes.table(probe).longest() for probe in suite.probes.names()}
     for probe, tokens in longest.items():
         if tokens > dims.max_model_len:
             raise InputError(

@@ -62,7 +62,7 @@ def compare_ratios(
     names = [name for name in names if pooled_or_none(b[name]) is not None]
     unread = [name for name in a if name not in names]
     if not names:
-        return this.row("inconclusive", notes=["nothing was counted: no draft got that far"])
+        return this.row("inconclusive", notes=["nothing was counted"])
     items = [_item(this, name, a[name], b[name], blocks) for name in names]
     tested = [item for item in items if not item.exact]
     adjusted = dict(zip((item.name for item in tested), holm([item.p for item in tested]), strict=True))

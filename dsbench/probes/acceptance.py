@@ -55,14 +55,14 @@ async def _measure(
         return done
 
     generated = sum(await asyncio.gather(*(work() for _ in range(together))))
-    after = await _settled(boot, before, generated)
+    after = await settled(boot, before, generated)
     counts = counted(before, after)
     if counts is None:
         raise ProbeFailed("the server's /metrics count no drafts: is speculation on?")
     return counts
 
 
-async def _settled(boot: Boot, before: Page, generated: int) -> Page:
+async def settled(boot: Boot, before: Page, generated: int) -> Page:
     """The page that counts all the tokens of this probe's requests, and no others."""
     for wait in (0.0, 0.05, 0.2, 0.5, SETTLE_S):
         await asyncio.sleep(wait)

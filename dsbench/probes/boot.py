@@ -10,6 +10,9 @@ from typing import Any, Protocol
 from dsbench.engines.client import Client
 from dsbench.records import Plan, PlannedBoot, Value
 
+LEAST_VOCABULARY = 95
+"""Token ids that every vocabulary has: what a running server, which does not tell its own, is sent."""
+
 
 @dataclass(frozen=True)
 class Boot:
@@ -38,7 +41,22 @@ class Boot:
         try:
             return int(dims["vocab_size"])
         except (KeyError, TypeError, ValueError):
+            if self.plan.engine == "endpoint":
+                return LEAST_VOCABULARY
             raise ProbeFailed("the engine's conditions do not say dims.vocab_size") from None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Most tokens of prompt and output together; None if neither engine nor plan tells."""
+        facts = self.conditions.get(0, {})
+        told = (facts.get("max_model_len"), (facts.get("dims") or self.plan.dims).get("max_model_len"))
+        return next((int(tokens) for tokens in told if isinstance(tokens, int)), None)
+
+    def check_length(self, tokens: int) -> None:
+        """ProbeFailed if a request of so many tokens, output included, cannot fit."""
+        limit = self.max_model_len
+        if limit is not None and tokens > limit:
+            raise ProbeFailed(f"a request needs {tokens} tokens with its output, the engine's max_model_len is {limit}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""Coherence: needles in long prompts, asked alone and many at a time; recall and sound text scored apart.
+
+Prompts: `report` is a log of a night's maintenance, sent as one chat message, whose reply should name the announced
+release tags in one paragraph; `pairs` is `kx=42` lines and a query for several keys, completed to the end of the
+line, for our small model. Needles, fillers' order and distractors come from the plan's seed, so every boot asks the
+same. Settings: lines, needles, distractors, concurrencies, seeds, payloads (`unique`: a prompt for each request;
+`identical`: one prompt for all requests of a seed, as in the source document), max_tokens. Greedy.
+
+Scorer: dsbench/score/coherence.py. Items: `c12 unique s1 #3 needle 2` of `coherence.recall`, and `c12 unique s1 #3`
+of `coherence.clean` (text without leaked control tokens, U+FFFD, other scripts or repetition) and of
+`coherence.finished` (not cut off at max_tokens). Requests of one prompt are one cluster: they stand or fall together.
+`coherence.prefix_reuse` holds the counters of the prefix cache around each part, hits and queries.
+
+Failure looks like needles lost at some depth of the prompt (a wrong index row, a dropped page), more of them at a
+high concurrency than alone (rows of one request in another's batch), or fluent text with a token in it that no
+text has. A request without an answer is neither: it fails the probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from dsbench.checks.text import incoherence
+from dsbench.engines.client import BadAnswer, Reply
+from dsbench.parse.prometheus import COUNTERS, Page, increase
+from dsbench.probe_settings import CoherenceProbe
+from dsbench.probes.boot import Boot, ProbeFailed, Reading
+from dsbench.probes.needles import Prompt, pairs, report
+from dsbench.score.coherence import CUT, recalled, recalled_in_order
+
+SHOWN = 300
+"""Characters of a reply kept beside a lost needle; the whole stands beside `coherence.clean`."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    item: str
+    cluster: str
+    prompt: Prompt
+
+
+async def run(boot: Boot) -> AsyncIterator[Reading]:
+    """Scores by needle and by request, in parts of one concurrency and payload."""
+    config = boot.plan.probes.coherence
+    assert config is not None
+    boot.check_length(config.longest())
+    failed: list[str] = []
+    for streams, payload in config.parts():
+        before = await boot.server.page()
+        for seed in range(1, config.seeds + 1):
+            requests = _requests(config, boot.plan.seed, streams, payload, seed)
+            replies = await asyncio.gather(*(_ask(boot, config, request.prompt) for request in requests))
+            for request, reply in zip(requests, replies, strict=True):
+                if isinstance(reply, str):
+                    failed.append(f"{request.item}: {reply}")
+                else:
+                    for reading in _scores(config, request, reply):
+                        yield reading
+        yield _reuse(f"c{streams} {payload}", before, await boot.server.page())
+    if failed:
+        raise ProbeFailed(f"{len(failed)} requests had no answer, the first is {failed[0]}")
+
+
+def _requests(config: CoherenceProbe, plan_seed: int, streams: int, payload: str, seed: int) -> list[_Request]:
+    make = report if config.style == "report" else pairs
+    found = []
+    for number in range(1, streams + 1):
+        item = f"c{streams} {payload} s{seed} #{number}"
+        # An identical payload is the same at every concurrency, too.
+        cluster = item if payload == "unique" else f"identical s{seed}"
+        rng = random.Random(f"coherence {plan_seed} {cluster}")
+        found.append(_Request(item, cluster, make(rng, config.lines, config.needles, config.distractors)))
+    return found
+
+
+async def _ask(boot: Boot, config: CoherenceProbe, prompt: Prompt) -> Reply | str:
+    """The reply, or why there is none."""
+    try:
+        if config.style == "pairs":
+            return await boot.server.write(prompt.text, config.max_tokens, stop="\n")
+        kwargs: dict[str, Any] = {}
+        if config.chat_template_kwargs:
+            kwargs["chat_template_kwargs"] = config.chat_template_kwargs
+        return await boot.server.write(prompt.text, config.max_tokens, chat=True, **kwargs)
+    except (httpx.HTTPError, BadAnswer) as error:
+        return f"{type(error).__name__} {error}".strip()
+
+
+def _scores(config: CoherenceProbe, request: _Request, reply: Reply) -> Iterator[Reading]:
+    score = recalled if config.style == "report" else recalled_in_order
+    found = score(reply.text, request.prompt.needles)
+    for number, (needle, right) in enumerate(zip(request.prompt.needles, found, strict=True), start=1):
+        told = needle if right else f"{needle} is missing: {reply.text[:SHOWN]}"
+        yield Reading(
+            "coherence.recall", int(right), item=f"{request.item} needle {number}", cluster=request.cluster, text=told
+        )
+    reason = incoherence(reply.text)
+    told = f"{reason}: {reply.text}" if reason else reply.text
+    yield Reading("coherence.clean", int(reason is None), item=request.item, cluster=request.cluster, text=told)
+    cut = reply.finish_reason == CUT
+    yield Reading(
+        "coherence.finished", int(not cut), item=request.item, cluster=request.cluster, text=reply.finish_reason
+    )
+
+
+def _reuse(part: str, before: Page, after: Page) -> Reading:
+    """Share of the prompt tokens that came from the prefix cache; None where the server does not count."""
+    hits, queries = (increase(before, after, COUNTERS[f"prefix_cache_{what}"]) for what in ("hits", "queries"))
+    if hits is None or queries is None:
+        return Reading("coherence.prefix_reuse", None, item=part)
+    return Reading("coherence.prefix_reuse", hits / queries if queries else None, item=part, raw=[hits, queries])
