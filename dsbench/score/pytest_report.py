@@ -27,7 +27,7 @@ _ONE_WORD = "|".join(_WORDS)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _VERBOSE = re.compile(rf"^(\S+?::.+?) ({_ONE_WORD})(?: \((.*)\))?\s*(?:\[\s*\d+%\])?$")
 _XDIST = re.compile(rf"^\[gw\d+\](?: \[\s*\d+%\])? ({_ONE_WORD}) (\S+?::.+?)\s*$")
-_BEGUN = re.compile(r"^([^\s:]+\.py::\S.*?)\s*$")
+_BEGUN = re.compile(r"^([^\s:]+\.py::\S.*?)\s*(?:Fatal Python error.*)?$")
 _SECTION = re.compile(r"^=+ (.+?) =+$")
 _TOTALS = re.compile(r"^(?:=+ )?((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s(?: \(.*\))?(?: =+)?$")
 _EMPTY = re.compile(r"^(?:=+ )?no tests (?:ran|collected)\b")
@@ -187,11 +187,11 @@ def read_console(text: str, source: str) -> PytestReport:
     for line in map(_plain, text.splitlines()):
         if found := _TOTALS.match(line):
             totals, ran, in_summary = _totals(found[1]), True, False
+        elif _EMPTY.match(line):
+            ran = True
         elif section := _SECTION.match(line):
             in_summary = section[1] == "short test summary info"
             collecting = ""
-        elif _EMPTY.match(line):
-            ran = True
         elif in_summary:
             _summary_line(line, cases, collection, seen["summary"])
         elif found := _VERBOSE.match(line):

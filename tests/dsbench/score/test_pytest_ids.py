@@ -1,0 +1,293 @@
+"""Two runs by test id: what is new, what is inherited, and what is no failure of a test at all."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsbench.errors import InputError
+from dsbench.score.pytest_ids import check_named, compare_reports, parent_cases
+from dsbench.score.pytest_report import PytestReport, read_console, read_junit
+from tests.dsbench.score.pytest_files import junit
+
+MHC = "tests/kernels/test_mhc_kernels.py"
+SAMPLER = "tests/v1/sample/test_rejection_sampler_utils.py"
+WRONG = "failed: AssertionError: tensors are not close"
+
+
+def report(cases: dict[str, str], collection: dict[str, str] | None = None) -> PytestReport:
+    return read_junit(junit(cases, collection), "made.xml")
+
+
+def compared(before: dict[str, str], after: dict[str, str], inherits: dict[str, str] | None = None):
+    return compare_reports(report(before), report(after), inherits)
+
+
+def kinds(answer) -> dict[str, str]:
+    return {d.id.rpartition("::")[2]: d.kind for d in answer.differences}
+
+
+# --- the source document's kernel-test A/B --------------------------------------------------------------------------
+
+
+def mhc_before() -> dict[str, str]:
+    """13 failures: every case of the fused transition at 128, and nine others."""
+    cases = {f"{MHC}::test_mhc_fused_post_pre[{n}-{h}]": "passed" for n in (1, 16, 17, 8192) for h in (64, 256)}
+    cases |= {f"{MHC}::test_mhc_fused_post_pre[{n}-128]": WRONG for n in (1, 16, 17, 8192)}
+    cases |= {f"{MHC}::test_mhc_head[{n}-128]": WRONG for n in range(6)}
+    cases |= {f"{MHC}::test_mhc_aux_mean[{n}]": WRONG for n in range(3)}
+    return cases
+
+
+def mhc_after() -> dict[str, str]:
+    """11 failures: three are mended, and a variant that is new fails at 128."""
+    cases = mhc_before() | {f"{MHC}::test_mhc_aux_mean[{n}]": "passed" for n in range(3)}
+    cases |= {f"{MHC}::test_mhc_fused_post_pre_reuses_dead_buffers[{h}]": "passed" for h in (64, 256)}
+    return cases | {f"{MHC}::test_mhc_fused_post_pre_reuses_dead_buffers[128]": WRONG}
+
+
+def sampler(passed: int) -> dict[str, str]:
+    return {f"{SAMPLER}::test_rejection[{n}]": "passed" for n in range(passed)}
+
+
+def test_the_merge_introduced_no_failure():
+    before, after = report(mhc_before()), report(mhc_after())
+    assert (before.count("failed"), after.count("failed")) == (13, 11)
+    answer = compare_reports(before, after)
+    assert answer.of("new failure") == []
+    assert [len(answer.of(kind)) for kind in ("fixed", "inherited", "added")] == [3, 11, 2]
+    (only_after,) = [d for d in answer.of("inherited") if d.baseline is None]
+    assert only_after.id == f"{MHC}::test_mhc_fused_post_pre_reuses_dead_buffers[128]"
+    assert only_after.note == "inherits from test_mhc_fused_post_pre[*-128]: 4 cases red in both arms"
+    assert answer.word == "improved"
+
+
+def test_the_sampler_gained_two_tests():
+    before, after = report(sampler(29)), report(sampler(31))
+    assert (before.count("passed"), after.count("passed")) == (29, 31)
+    answer = compare_reports(before, after)
+    assert len(answer.of("added")) == 2
+    assert answer.word == "equivalent"
+
+
+def test_the_merge_with_one_case_mended_is_another_matter():
+    """Where one of the parents passes, the variant's failure is its own."""
+    before = mhc_before() | {f"{MHC}::test_mhc_fused_post_pre[17-128]": "passed"}
+    after = mhc_after() | {f"{MHC}::test_mhc_fused_post_pre[17-128]": "passed"}
+    (new,) = compared(before, after).of("new failure")
+    assert new.note == "does not inherit from test_mhc_fused_post_pre[*-128]: only 3 of 4 cases red"
+    mended = compared(mhc_before(), after)
+    assert [d.note for d in mended.of("new failure")] == [
+        "does not inherit from test_mhc_fused_post_pre[*-128]: 1 of them mended"
+    ]
+    assert mended.word == "regressed"
+
+
+# --- classes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind", "word"),
+    [
+        ("passed", "passed", "unchanged", "equivalent"),
+        ("passed", WRONG, "new failure", "regressed"),
+        ("passed", "error: RuntimeError: set-up", "new failure", "regressed"),
+        ("skipped: no", WRONG, "new failure", "regressed"),
+        (WRONG, WRONG, "inherited", "equivalent"),
+        (WRONG, "error: x", "inherited", "equivalent"),
+        (WRONG, "passed", "fixed", "improved"),
+        ("passed", "skipped: no", "newly skipped", "inconclusive"),
+        ("passed", "xfailed: bug", "newly skipped", "inconclusive"),
+        (WRONG, "skipped: no", "newly skipped", "inconclusive"),
+        ("skipped: no", "skipped: no", "skipped", "equivalent"),
+        (None, "passed", "added", "equivalent"),
+        (None, "skipped: no", "skipped", "equivalent"),
+        (None, WRONG, "new failure", "regressed"),
+        ("passed", None, "removed", "inconclusive"),
+        (WRONG, None, "removed", "equivalent"),
+        ("passed", "failed: RuntimeError: No CUDA GPUs are available", "no device", "void"),
+        ("error: RuntimeError: Found no NVIDIA driver on your system", "passed", "no device", "void"),
+    ],
+)
+def test_one_id_beside_a_test_that_passes(before, after, kind, word):
+    other = {"t/test_a.py::test_other": "passed"}
+    name = "t/test_a.py::test_it"
+    answer = compared(other | ({name: before} if before else {}), other | ({name: after} if after else {}))
+    assert kinds(answer)["test_it"] == kind
+    assert answer.word == word
+
+
+def test_a_loss_outweighs_what_could_not_be_compared():
+    before = {"t/test_a.py::test_a": "passed", "t/test_a.py::test_b": "passed"}
+    after = {"t/test_a.py::test_a": WRONG, "t/test_a.py::test_b": "skipped: no"}
+    answer = compare_reports(report(before, {"t/test_c.py": "SyntaxError: x"}), report(after, {"t/test_c.py": "x"}))
+    assert answer.word == "regressed"
+    assert answer.reasons[0] == "1 new failure"
+    assert len(answer.reasons) == 3
+
+
+def test_a_failure_that_has_changed_its_kind_is_named():
+    answer = compared(
+        {"t/test_a.py::test_a": WRONG, "t/test_a.py::test_b": "passed"},
+        {
+            "t/test_a.py::test_a": "failed: RuntimeError: CUDA error: an illegal memory access",
+            "t/test_a.py::test_b": "passed",
+        },
+    )
+    assert answer.word == "equivalent"
+    assert "fails otherwise than in the baseline" in answer.notes[0]
+
+
+# --- inheritance ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "parents"),
+    [
+        ("m.py::test_x_reuses_y[128]", ["m.py::test_x[1-128]", "m.py::test_x[2-128]", "m.py::test_x[1-64]"], [0, 1]),
+        ("m.py::test_x_reuses_y[128]", ["m.py::test_x[1128]", "m.py::test_xy[1-128]", "n.py::test_x[1-128]"], []),
+        ("m.py::test_x_y_z[128]", ["m.py::test_x[1-128]", "m.py::test_x_y[2-128]"], [1]),
+        ("m.py::T::test_x_y[128]", ["m.py::T::test_x[1-128]", "m.py::test_x[1-128]"], [0]),
+        ("m.py::test_x_y[128]", ["m.py::test_x[128]", "m.py::test_x[64]"], [0]),
+        ("m.py::test_x_y", ["m.py::test_x[1]", "m.py::test_x[2]"], [0, 1]),
+        ("m.py::test_x[bf16-128]", ["m.py::test_x[128]", "m.py::test_x[64]"], [0]),
+        ("m.py::test_x[128-bf16]", ["m.py::test_x[128]", "m.py::test_x[64]"], [0]),
+        ("m.py::test_x[256]", ["m.py::test_x[128]"], []),
+        ("m.py::test_x[256]", ["m.py::test_x"], []),
+    ],
+)
+def test_parents_by_parametrization(name, known, parents):
+    assert parent_cases(name, known, {})[0] == [known[i] for i in parents]
+
+
+def test_a_parent_that_left_with_the_candidate_still_counts():
+    before = {"m.py::test_old[1]": WRONG, "m.py::test_old[2]": WRONG, "m.py::test_k": "passed"}
+    after = {"m.py::test_old_renamed[1]": WRONG, "m.py::test_k": "passed"}
+    answer = compared(before, after)
+    assert kinds(answer)["test_old_renamed[1]"] == "inherited"
+    assert "red in the baseline, and left" in answer.of("inherited")[0].note
+    assert answer.word == "equivalent"
+
+
+def test_the_map_names_parents_that_no_rule_finds():
+    before = {"m.py::test_seam[1-128]": WRONG, "m.py::test_seam[1-64]": "passed"}
+    after = before | {"m.py::test_other_name[128]": WRONG}
+    assert kinds(compared(before, after))["test_other_name[128]"] == "new failure"
+    answer = compared(before, after, {"test_other_name[128]": "test_seam[*-128]"})
+    assert kinds(answer)["test_other_name[128]"] == "inherited"
+    wide = compared(before, after, {"test_other_name[128]": "m.py::test_seam[*]", "test_gone": "test_seam"})
+    assert kinds(wide)["test_other_name[128]"] == "new failure", "one of its parents passes"
+    assert wide.notes == ["the map's 'test_gone' is no test of either arm"]
+
+
+def test_the_map_excuses_no_test_that_passed():
+    answer = compared(
+        {"m.py::test_a": "passed", "m.py::test_b": WRONG},
+        {"m.py::test_a": WRONG, "m.py::test_b": WRONG},
+        {"test_a": "test_b"},
+    )
+    assert kinds(answer)["test_a"] == "new failure"
+
+
+# --- collection errors and red environments --------------------------------------------------------------------------
+
+BAD = {"t/test_bad.py": "ImportError: cannot import name 'fused'"}
+GOOD = {"t/test_a.py::test_a": "passed"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word", "said"),
+    [
+        ({}, BAD, "regressed", "the candidate cannot collect t/test_bad.py"),
+        (BAD, BAD, "void", "neither arm can collect t/test_bad.py"),
+        (BAD, {}, "equivalent", ""),
+    ],
+)
+def test_collection_errors_are_no_test_failures(before, after, word, said):
+    answer = compare_reports(report(GOOD, before), report(GOOD, after))
+    assert answer.word == word
+    assert answer.of("new failure") == []
+    assert said in " ".join(answer.reasons)
+
+
+def test_tests_of_a_module_that_one_arm_cannot_collect():
+    more = GOOD | {"t/test_bad.py::test_x": "passed", "t/test_bad.py::test_y": WRONG}
+    assert kinds(compare_reports(report(more), report(GOOD, BAD)))["test_x"] == "not collected"
+    mended = compare_reports(report(GOOD, BAD), report(more))
+    assert (kinds(mended)["test_x"], kinds(mended)["test_y"]) == ("added", "no baseline")
+    assert mended.word == "void"
+
+
+NO_CUDA = "error: RuntimeError: No CUDA GPUs are available"
+NO_MODULE = "failed: ModuleNotFoundError: No module named 'vllm._C'"
+OTHER = "failed: TypeError: launch() missing 'grid' at 0x7f{}"
+
+
+def everywhere(told: str, n: int = 3) -> dict[str, str]:
+    return {f"t/test_a.py::test_{i}": told.format(i) for i in range(n)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word", "said"),
+    [
+        ("passed", NO_MODULE, "regressed", "import error"),
+        ("passed", OTHER, "regressed", "every test fails for one reason"),
+        ("passed", NO_CUDA, "void", "the candidate was not tested: no device"),
+        (NO_CUDA, NO_CUDA, "void", "both arms were not tested: no device"),
+        (NO_MODULE, "passed", "void", "the baseline was not tested: import error"),
+    ],
+)
+def test_a_red_environment_is_called_that(before, after, word, said):
+    answer = compared(everywhere(before), everywhere(after))
+    assert answer.word == word
+    assert said in answer.reasons[0]
+    assert answer.differences == []
+
+
+@pytest.mark.parametrize("told", [WRONG, "failed: RuntimeError: CUDA error: an illegal memory access was encountered"])
+def test_assertions_and_faults_are_the_codes_however_many(told):
+    answer = compared(everywhere("passed"), everywhere(told))
+    assert (len(answer.of("new failure")), answer.word) == (3, "regressed")
+
+
+def test_one_failing_function_is_no_environment():
+    cases = {f"t/test_a.py::test_a[{i}]": "passed" for i in range(3)}
+    answer = compared(cases, dict.fromkeys(cases, "failed: ValueError: x"))
+    assert len(answer.of("new failure")) == 3
+
+
+def test_nothing_in_common_is_void():
+    assert compared({"a.py::test_a": "passed"}, {"b.py::test_b": "passed"}).reasons[0] == "no test ran in both arms"
+    assert compared({}, {}).word == "void"
+    assert compared({"a.py::test_a": "skipped: x"}, {"a.py::test_a": "skipped: x"}).word == "void"
+
+
+def test_results_without_names_are_refused():
+    with pytest.raises(InputError, match=r"a\.txt: 29 passed tests without a name: run pytest with -rA"):
+        check_named(read_console("=== 29 passed, 2 skipped in 1.00s ===\n", "a.txt"), "a.txt")
+
+
+# --- for any two runs -------------------------------------------------------------------------------------------------
+
+runs = st.dictionaries(
+    st.sampled_from([f"t/test_{m}.py::test_{n}" for m in "ab" for n in ("x", "x_y", "x[1-2]", "x_y[2]", "z")]),
+    st.sampled_from(["passed", "skipped: x", "xfailed: x", WRONG, "failed: ValueError: y", NO_CUDA]),
+)
+
+
+@given(runs, runs)
+def test_every_id_has_one_class_and_no_loss_is_hidden(before, after):
+    answer = compared(before, after)
+    if any(answer.environment):
+        assert answer.word in ("void", "regressed")
+        return
+    assert [d.id for d in answer.differences] == sorted({*before, *after})
+    lost = [n for n, told in before.items() if told == "passed" and after.get(n) in (WRONG, "failed: ValueError: y")]
+    assert {d.id for d in answer.of("new failure")} >= set(lost)
+    assert (answer.word == "regressed") == bool(answer.of("new failure"))
+
+
+@given(runs)
+def test_a_run_against_itself_loses_nothing(run):
+    answer = compared(run, run)
+    assert answer.word in ("equivalent", "void")
+    assert answer.of("new failure") == answer.of("fixed") == answer.of("removed") == []
