@@ -40,6 +40,7 @@ from dsbench.probes import (
     output_law,
     prefill,
     smoke,
+    toolcall,
     warm,
 )
 from dsbench.probes.boot import Boot, Probe, ProbeFailed, Reading
@@ -58,6 +59,7 @@ PROBES: dict[str, Probe] = {
     "output_law": output_law.run,
     "warm": warm.run,
     "coherence": coherence.run,
+    "toolcall": toolcall.run,
     "prefill": prefill.run,
     "decode": decode.run,
     "concurrency": concurrency.run,
@@ -75,11 +77,11 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
     """
     engine = engine_of(plan, command)
     with RecordWriter(folder) as writer, progress_bar(quiet=quiet) as progress:
-        ended, attempts = _history(folder, writer)
+        ended, attempts = _history(plan, folder, writer)
         writer.write(records.Run(time=_now(), pid=os.getpid(), harness_version=__version__, resumed=bool(attempts)))
         task = progress.add_task("boots", total=len(plan.boots), completed=len(ended))
         for planned in plan.boots:
-            if planned.number in ended:
+            if planned.number in ended or planned.reused is not None:
                 continue
             progress.update(task, description=_describe(plan, planned))
 
@@ -95,12 +97,13 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
         progress.update(task, description="all boots ended")
 
 
-def _history(folder: Path, writer: RecordWriter) -> tuple[set[int], dict[int, int]]:
+def _history(plan: Plan, folder: Path, writer: RecordWriter) -> tuple[set[int], dict[int, int]]:
     """Boots that have ended, and attempts made so far; a boot without an end is marked interrupted."""
+    reused = {boot.number for boot in plan.boots if boot.reused is not None}
     started: dict[int, int] = {}
     ended: dict[int, BootEnded] = {}
     for record in load_records(folder)[0]:
-        if isinstance(record, BootStarted):
+        if isinstance(record, BootStarted) and record.boot not in reused:
             started[record.boot] = record.attempt
         elif isinstance(record, BootEnded):
             ended[record.boot] = record

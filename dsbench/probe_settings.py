@@ -6,6 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dsbench.tool_scenarios import Scenario, battery
+
 Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -38,6 +40,10 @@ class ProbeTable(Table):
     def longest(self) -> int:
         """Tokens of its longest request, output included; 0 where only the engine's tokenizer can say."""
         return 0
+
+    def pinned(self) -> Self:
+        """The settings as a plan keeps them: what they point to is read, counted and digested."""
+        return self
 
 
 class KvProbe(ProbeTable):
@@ -123,14 +129,19 @@ class SmokeItem(Table):
     """Text to complete; or `chat` instead."""
     chat: str | None = None
     """One user message."""
-    answer: int
-    """The first whole number of the reply must be this."""
+    answer: int | None = None
+    """The first whole number of the reply must be this; or `expect` instead."""
+    expect: Text | Annotated[list[int], Field(min_length=1)] | None = None
+    """A text that the reply must hold as words of its own, in any case; or the whole numbers that it must begin with,
+    in this order, where their count may come first."""
     max_tokens: Count = 8
 
     @model_validator(mode="after")
     def _one_question(self) -> SmokeItem:
         if (self.prompt is None) == (self.chat is None):
             raise ValueError("give either prompt or chat")
+        if (self.answer is None) == (self.expect is None):
+            raise ValueError("give either answer or expect")
         return self
 
     @property
@@ -259,6 +270,86 @@ class CoherenceProbe(ProbeTable):
         return pairs if self.style == "pairs" else 0
 
 
+class Gsm8kProbe(ProbeTable):
+    """Asks word problems with one number as the answer."""
+
+    in_warmup: ClassVar[bool] = False
+
+    source: Text = "own"
+    """`own`: the set that ships. Else the path of a JSONL file with question and answer, or `hf:gsm8k`."""
+    limit: Count | None = None
+    """Only the first so many questions; all of them by default."""
+    shots: Annotated[int, Field(ge=0)] | None = None
+    """Worked examples in front of each question; none for the own set and eight for others by default."""
+    examples: Text | None = None
+    """JSONL file whose first rows are the examples; ours by default."""
+    mode: Literal["chat", "completion"] = "chat"
+    template: str = ""
+    """How a question, and an example before its answer, is written: a text with `{question}` in it. A chat without
+    examples sends the bare question by default."""
+    concurrency: Count = 8
+    max_tokens: Count = 512
+    chat_template_kwargs: dict[str, Any] = Field(default={"thinking": False, "enable_thinking": False})
+    """Sent with chats; an empty table sends nothing."""
+    filters: bool = False
+    """Whether lm-eval's strict and flexible filters are reported too."""
+    digest: str = ""
+    """Of prompts and gold answers. A plan fills it in; a suite that gives it refuses any other questions."""
+
+    @model_validator(mode="after")
+    def _place_for_the_question(self) -> Gsm8kProbe:
+        if self.template and "{question}" not in self.template:
+            raise ValueError("template: has no {question} in it")
+        return self
+
+    def metrics(self) -> list[str]:
+        return ["gsm8k.correct", "gsm8k.truncated", *(["gsm8k.strict", "gsm8k.flexible"] if self.filters else [])]
+
+    def n_items(self) -> int:
+        return self.limit if self.limit is not None else len(self.load()[0])
+
+    def load(self) -> tuple[list[Question], list[str]]:
+        """The questions, and what is sent for each. InputError for a file that is none of questions, or too short."""
+        questions = load_questions(self.source)
+        if self.limit and self.limit > len(questions):
+            raise InputError(f"gsm8k: limit is {self.limit}, and '{self.source}' has {len(questions)} questions")
+        questions = questions[: self.limit]
+        shots = self.shots if self.shots is not None else 0 if self.source == OWN else 8
+        examples = load_questions(self.examples) if self.examples else own_examples()
+        if shots > len(examples):
+            raise InputError(f"gsm8k: shots is {shots}, and there are {len(examples)} examples: give a longer file")
+        bare = self.mode == "chat" and not shots
+        usual = "{question}" if bare else OWN_TEMPLATE if self.source == OWN else TEMPLATE
+        return questions, prompts(questions, examples[:shots], self.template or usual)
+
+    def pinned(self) -> Gsm8kProbe:
+        questions, texts = self.load()
+        found = digest(texts, questions)
+        if self.digest not in ("", found):
+            raise InputError(f"gsm8k: the questions have the digest {found}, the suite asks for {self.digest}")
+        return self.model_copy(update={"limit": len(questions), "digest": found})
+
+
+class InstructionProbe(ProbeTable):
+    """Asks for JSON and nothing else."""
+
+    in_warmup: ClassVar[bool] = False
+
+    items: Annotated[int, Field(ge=1, le=5000)] = 50
+    seed: int = 0
+    """The tasks are made from it."""
+    concurrency: Count = 8
+    max_tokens: Count = 96
+    chat_template_kwargs: dict[str, Any] = Field(default={"thinking": False, "enable_thinking": False})
+    """Sent with chats; an empty table sends nothing."""
+
+    def metrics(self) -> list[str]:
+        return ["instruction.correct"]
+
+    def n_items(self) -> int:
+        return self.items
+
+
 class ConcurrencyProbe(ProbeTable):
     """Greedy streams of one length on fixed texts, at several concurrencies."""
 
@@ -298,16 +389,57 @@ class LongContextProbe(ProbeTable):
         return max(self.lengths) + self.tokens
 
 
+class ToolcallProbe(ProbeTable):
+    """Holds conversations with mocked tools; an item is a scenario, a way of thinking and a round."""
+
+    in_warmup: ClassVar[bool] = False
+
+    scenarios: list[Text] = Field(default=[])
+    """Ids such as A1; all fifteen where none is named."""
+    thinking: list[Literal["off", "high", "max"]] = Field(default=["off", "high", "max"], min_length=1)
+    rounds: Count = 1
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: int = 1
+    """Of the first round; each round adds one, so that arms and boots draw alike."""
+    max_tokens: Count = 2048
+    """Most tokens of a turn, thought included."""
+    together: Count = 1
+    """Conversations at one time."""
+
+    @model_validator(mode="after")
+    def _known_and_once(self) -> ToolcallProbe:
+        for names in (self.scenarios, self.thinking):
+            if len({*names}) < len(names):
+                raise ValueError(f"each only once, got {', '.join(names)}")
+        self.chosen()
+        return self
+
+    def chosen(self) -> list[Scenario]:
+        """Scenarios in the order they are played."""
+        data = battery()
+        return [data.scenario(name) for name in self.scenarios or data.ids]
+
+    def metrics(self) -> list[str]:
+        return ["toolcall.points", *dict.fromkeys(f"toolcall.{scenario.category}" for scenario in self.chosen())]
+
+    def n_items(self) -> int:
+        return len(self.chosen()) * len(self.thinking) * self.rounds
+
+
 class Probes(Table):
     """The probes of a suite, in the order they run."""
 
     kv: KvProbe | None = None
     smoke: SmokeProbe | None = None
+    gsm8k: Gsm8kProbe | None = None
+    instruction: InstructionProbe | None = None
     identity: IdentityProbe | None = None
     acceptance: AcceptanceProbe | None = None
     output_law: OutputLawProbe | None = None
     coherence: CoherenceProbe | None = None
     warm: WarmProbe | None = None
+    toolcall: ToolcallProbe | None = None
     prefill: PrefillProbe | None = None
     decode: DecodeProbe | None = None
     concurrency: ConcurrencyProbe | None = None
@@ -333,6 +465,10 @@ class Probes(Table):
     def metrics(self, name: str) -> list[str]:
         """Metric keys that one probe of this suite reports when it has run."""
         return self.table(name).metrics()
+
+    def pinned(self) -> Probes:
+        """The same probes, each as a plan keeps it."""
+        return self.model_copy(update={name: self.table(name).pinned() for name in self.names()})
 
     def without(self, *names: str) -> Probes:
         """The same probes, less those named."""

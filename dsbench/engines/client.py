@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from dsbench.engines.chat import ChatReply, Thinking, read_reply, thinking_fields
 from dsbench.engines.secrets import authorization
 from dsbench.parse.prometheus import Page, read_page
 
@@ -151,6 +153,37 @@ class Client:
         try:
             return str(answer["choices"][0]["message"]["content"])
         except (KeyError, IndexError, TypeError) as error:
+            raise BadAnswer(f"/v1/chat/completions answered without {error}") from None
+
+    async def chat_messages(
+        self,
+        messages: Sequence[dict[str, Any]],
+        max_tokens: int,
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        thinking: Thinking | None = None,
+        temperature: float = 0.0,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> ChatReply:
+        """The next turn of a conversation, with calls of tools and the thought apart.
+
+        `messages` and `tools` are OpenAI's; `thinking` None leaves the engine's default.
+        """
+        sampled = {"top_p": top_p, "seed": seed}
+        body = self._body(
+            messages=list(messages),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            **({"tools": list(tools)} if tools else {}),
+            **thinking_fields(thinking),
+            **{key: value for key, value in sampled.items() if value is not None},
+        )
+        start = time.perf_counter()
+        answer = await self._post("/v1/chat/completions", body)
+        try:
+            return read_reply(answer, time.perf_counter() - start)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise BadAnswer(f"/v1/chat/completions answered without {error}") from None
 
     async def write(
