@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 MOST_COLUMNS = 1000
@@ -23,7 +24,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if all(_is_figure(row[i]) for row in cells) else "left")
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     console = Console(highlight=False)
     # A narrow terminal wraps lines by itself; a name or a figure is never cut.
     needed = console.measure(table, options=console.options.update(max_width=MOST_COLUMNS)).maximum

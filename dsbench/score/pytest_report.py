@@ -107,9 +107,9 @@ def read_junit(text: str, source: str) -> PytestReport:
     cases: dict[str, Case] = {}
     collection: dict[str, str] = {}
     for element in root.iter("testcase"):
-        error = element.find("error")
-        if error is not None and error.get("message") == "collection failure":
-            collection[_module_path(element)] = _last_error(error.text or "")
+        fault = element.find("error")
+        if fault is not None and fault.get("message") == "collection failure":
+            collection[_module_path(element)] = _last_error(fault.text or "")
         else:
             _keep_worst(cases, _node_id(element), _case(element))
     return PytestReport(cases, collection)
