@@ -15,6 +15,8 @@ from dsbench.records import Plan
 NEAR_BOUND = 0.95
 """Share of the drafts, and of the last draft, from which acceptance is at its bound."""
 CERTAIN_POSITION = 0.999
+LEAST_ROUNDS = 100
+"""Rounds from which a position that was never rejected says something: of 100, a rate of 0.97 has 5 % luck."""
 
 
 def plausible(
@@ -36,23 +38,42 @@ def plausible(
 
 
 def acceptance_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
-    """One line for each arm and kind of text whose sampled drafts are accepted as if nothing was verified."""
-    if plan.probes.acceptance is None or any(m.better == "same" for m in plan.metrics):
+    """One line for each arm, kind of text and temperature whose drafts are accepted as if nothing was verified."""
+    if plan.probes.acceptance is None or any(m.better == "same" and m.key.startswith("accept.") for m in plan.metrics):
         return
     for arm in plan.arms:
         mine = [boot for boot in boots if boot.planned.arm == arm.name]
         for kind in KINDS:
-            rates = {name: _pooled(mine, "accept.rate", f"{kind} {name}") for name in (GREEDY, SAMPLED)}
-            sampled, greedy = rates[SAMPLED], rates[GREEDY]
-            if sampled is None or sampled <= NEAR_BOUND:
-                continue
-            if greedy is not None and greedy >= sampled:
-                continue
-            beside = f", {greedy:.3f} greedy" if greedy is not None else ""
-            yield (
-                f"finding, acceptance too good: {arm.name} accepts {sampled:.3f} of its drafts of {kind} at "
-                f"temperature 1{beside}; look at output_law before any claim"
-            )
+            for temperature in (GREEDY, SAMPLED):
+                why = _above_greedy(mine, kind) if temperature == SAMPLED else None
+                if why := why or _at_the_bound(mine, kind, temperature):
+                    yield f"finding, acceptance too good: {arm.name} {why}; look at output_law before any claim"
+
+
+def _above_greedy(boots: Sequence[BootEvidence], kind: str) -> str | None:
+    """Sampled drafts are accepted by overlap, greedy ones only where they are the likeliest token."""
+    sampled, greedy = (_pooled(boots, "accept.rate", f"{kind} {name}") for name in (SAMPLED, GREEDY))
+    if sampled is None or sampled <= NEAR_BOUND or (greedy is not None and greedy >= sampled):
+        return None
+    beside = f", {greedy:.3f} greedy" if greedy is not None else ""
+    return f"accepts {sampled:.3f} of its drafts of {kind} at temperature 1{beside}"
+
+
+def _at_the_bound(boots: Sequence[BootEvidence], kind: str, temperature: str) -> str | None:
+    """Length and positions of one kind of text against the depth; too few rounds tell nothing."""
+    item = f"{kind} {temperature}"
+    rounds = sum(raw[1] for raw in _raws(boots, "accept.length", item))
+    rates: list[float] = []
+    while (rate := _pooled(boots, "accept.per_position", f"{item} k{len(rates)}")) is not None:
+        rates.append(rate)
+    length = _pooled(boots, "accept.length", item)
+    if rounds < LEAST_ROUNDS or not rates or plausible(length, len(rates), rates, kind) != "implausible":
+        return None
+    highest = max(range(len(rates)), key=rates.__getitem__)
+    return (
+        f"emits {length:.3f} tokens a round of {item} with {len(rates)} drafts, position {highest} accepted in "
+        f"{rates[highest]:.4f} of {rounds:g} rounds"
+    )
 
 
 def law_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
@@ -66,7 +87,11 @@ def law_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
         )
 
 
+def _raws(boots: Sequence[BootEvidence], metric: str, item: str) -> list[list[float]]:
+    return [o.raw for boot in boots for o in boot.readings.get(metric, ()) if o.item == item and o.raw]
+
+
 def _pooled(boots: Sequence[BootEvidence], metric: str, item: str) -> float | None:
-    raws = [o.raw for boot in boots for o in boot.readings.get(metric, ()) if o.item == item and o.raw]
+    raws = _raws(boots, metric, item)
     below = sum(raw[1] for raw in raws)
     return sum(raw[0] for raw in raws) / below if below else None

@@ -1,10 +1,17 @@
-"""Acceptance: what the drafts did on fixed prompts, from the differences of the server's counters."""
+"""Acceptance: what the drafts did on fixed prompts, from the differences of the server's counters.
+
+Prompts: prose and structured text of the suite, greedy and at temperature 1 with seeds. Settings: tokens, samples,
+together. A length is 1 + accepted / drafts, at most K + 1 with K drafts a round; every position up to K is an item
+`prose t=1 k0`. Counters that cannot be true fail the probe; acceptance that is too good to be true is judged by
+dsbench/sanity.py. Failure looks like a position whose rate falls, or rises to where nothing is ever rejected.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 
 from dsbench.parse.prometheus import Page, increase
 from dsbench.parse.prometheus import acceptance as counted
@@ -57,9 +64,40 @@ async def _measure(
     generated = sum(await asyncio.gather(*(work() for _ in range(together))))
     after = await settled(boot, before, generated)
     counts = counted(before, after)
+    return checked(boot, counts)
+
+
+def checked(boot: Boot, counts: AcceptanceCounts | None) -> AcceptanceCounts:
+    """The counts, unless there are none or they cannot be true."""
     if counts is None:
         raise ProbeFailed("the server's /metrics count no drafts: is speculation on?")
+    depth = boot.conditions.get(0, {}).get("draft_tokens")
+    if why := impossible(counts, depth if isinstance(depth, int) and depth > 0 else None):
+        raise ProbeFailed(f"the server's draft counters cannot be true: {why}")
     return counts
+
+
+def impossible(counts: AcceptanceCounts, depth: int | None) -> str | None:
+    """Why no engine with `depth` drafts a round (None: not known) can have counted this, or None."""
+    positions = counts.accepted_per_position
+    k = depth if depth is not None else len(positions)
+    length = counts.acceptance_length
+    if counts.accepted > counts.drafted:
+        return f"{counts.accepted} accepted of {counts.drafted} drafted"
+    if k and length is not None and length > k + 1:
+        return f"{length:.4g} tokens a round with {k} drafts, at most {k + 1} can be"
+    if k and counts.drafted > k * counts.drafts:
+        return f"{counts.drafted} drafted in {counts.drafts} rounds of at most {k}"
+    reached = (counts.drafts, *positions)
+    if risen := next((n for n, (before, here) in enumerate(pairwise(reached)) if here > before), None):
+        return f"position {risen} was accepted {positions[risen]} times, the one before it {reached[risen]}"
+    if positions and positions[0] > counts.drafts:
+        return f"position 0 was accepted {positions[0]} times in {counts.drafts} rounds"
+    if positions and sum(positions) != counts.accepted:
+        return f"the positions add up to {sum(positions)} accepted, the total says {counts.accepted}"
+    if depth is not None and 0 < len(positions) < depth:
+        return f"{len(positions)} positions are counted of the {depth} that are drafted"
+    return None
 
 
 async def settled(boot: Boot, before: Page, generated: int) -> Page:

@@ -18,8 +18,8 @@ from statistics import median
 
 from dsbench.parse.prometheus import acceptance as counted
 from dsbench.probe_settings import ConcurrencyProbe
-from dsbench.probes.acceptance import GREEDY, settled
-from dsbench.probes.boot import Boot, ProbeFailed, Reading
+from dsbench.probes.acceptance import GREEDY, checked, settled
+from dsbench.probes.boot import Boot, Reading
 from impl.engine.acceptance import AcceptanceCounts
 
 ITEM = f"text {GREEDY}"
@@ -54,7 +54,5 @@ async def _once(boot: Boot, config: ConcurrencyProbe, streams: int) -> tuple[flo
     each = median(stream.tokens / (stream.last_at - stream.sent_at) for stream in timed)
     counts = None
     if before is not None:
-        counts = counted(before, await settled(boot, before, tokens))
-        if counts is None:
-            raise ProbeFailed("the server's /metrics count no drafts: is speculation on?")
+        counts = checked(boot, counted(before, await settled(boot, before, tokens)))
     return tokens / seconds, each, counts
