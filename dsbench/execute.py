@@ -34,7 +34,9 @@ from dsbench.probes import (
     concurrency,
     decode,
     gpu_time,
+    gsm8k,
     identity,
+    instruction,
     kv,
     long_context,
     output_law,
@@ -54,6 +56,8 @@ REFUSED = "ended with code 2"
 PROBES: dict[str, Probe] = {
     "kv": kv.run,
     "smoke": smoke.run,
+    "gsm8k": gsm8k.run,
+    "instruction": instruction.run,
     "identity": identity.run,
     "acceptance": acceptance.run,
     "output_law": output_law.run,

@@ -66,8 +66,8 @@ def _accept(name: str, unit: str, margin: float, summary: str) -> Metric:
     )
 
 
-def _item(key: str, summary: str, margin: float = 0.0) -> Metric:
-    return Metric(key=key, unit="items", better="up", kind="item", margin=margin, scope="process", summary=summary)
+def _item(key: str, summary: str, margin: float = 0.0, better: Literal["up", "down"] = "up") -> Metric:
+    return Metric(key=key, unit="items", better=better, kind="item", margin=margin, scope="process", summary=summary)
 
 
 _METRICS = (
@@ -126,6 +126,13 @@ _METRICS = (
     _item("toolcall.chain", "of these, the ones where a call needs what another gave", 0.02),
     _item("toolcall.restraint", "of these, the ones where nothing must be called", 0.02),
     _item("toolcall.recovery", "of these, the ones where a tool fails", 0.02),
+    _item("gsm8k.correct", "word problems whose reply gives the right number", 0.01),
+    _item("gsm8k.truncated", "word problems whose reply was cut off by the limit of tokens", 0.01, "down"),
+    _item("gsm8k.strict", "word problems that lm-eval's strict-match would count as right", 0.01),
+    _item("gsm8k.flexible", "word problems that lm-eval's flexible-extract would count as right", 0.01),
+    _item(
+        "instruction.correct", "sentences whose facts came back as JSON, with nothing around it", 0.02
+    ),
     _item("identity.tokens", "greedy token ids of fixed prompts, equal to the baseline's"),
     _accept("rate", "share", 0.01, "accepted of drafted tokens; depends on the number drafted"),
     _accept("length", "tok/round", 0.02, "tokens a round emits, bonus included: 1 + accepted / rounds"),

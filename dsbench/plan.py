@@ -96,7 +96,7 @@ def plan_experiment(
         matrix=chosen,
         boots=_order([arm.name for arm in planned], n_blocks, suite.warmup_boots, seed),
         blocks=n_blocks,
-        probes=fitted.probes,
+        probes=fitted.probes.pinned(),
         metrics=fitted.metrics,
         guards=fitted.guards,
         drift_controls=fitted.drift_controls,

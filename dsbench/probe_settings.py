@@ -4,46 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from dsbench.answer_settings import Gsm8kProbe, InstructionProbe, SmokeProbe
+from dsbench.probe_table import Count, ProbeTable, Table, Text
 from dsbench.tool_scenarios import Scenario, battery
-
-Count = Annotated[int, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1)]
 
 PAIR_KEYS = 26 * 26
 """Keys of two lower-case letters."""
-
-
-class Table(BaseModel):
-    """One table of a suite's TOML."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
-
-
-class ProbeTable(Table):
-    """Settings of one probe."""
-
-    timed: ClassVar[bool] = False
-    """Whether a compiler at work would spoil it."""
-    in_warmup: ClassVar[bool] = True
-    """Whether a discarded boot runs it too; not what is counted and not timed, which a cold cache cannot change."""
-
-    def metrics(self) -> list[str]:
-        """Metric keys it reports when it has run."""
-        raise NotImplementedError
-
-    def n_items(self) -> int:
-        """Number of items it asks; 0 for a probe without items."""
-        return 0
-
-    def longest(self) -> int:
-        """Tokens of its longest request, output included; 0 where only the engine's tokenizer can say."""
-        return 0
-
-    def pinned(self) -> Self:
-        """The settings as a plan keeps them: what they point to is read, counted and digested."""
-        return self
 
 
 class KvProbe(ProbeTable):
@@ -120,45 +88,6 @@ class GpuTimeProbe(ProbeTable):
 
     def metrics(self) -> list[str]:
         return [f"decode.gpu_ms.c{streams}" for streams in self.streams]
-
-
-class SmokeItem(Table):
-    """One question with one right answer, asked greedily."""
-
-    prompt: str | None = None
-    """Text to complete; or `chat` instead."""
-    chat: str | None = None
-    """One user message."""
-    answer: int | None = None
-    """The first whole number of the reply must be this; or `expect` instead."""
-    expect: Text | Annotated[list[int], Field(min_length=1)] | None = None
-    """A text that the reply must hold as words of its own, in any case; or the whole numbers that it must begin with,
-    in this order, where their count may come first."""
-    max_tokens: Count = 8
-
-    @model_validator(mode="after")
-    def _one_question(self) -> SmokeItem:
-        if (self.prompt is None) == (self.chat is None):
-            raise ValueError("give either prompt or chat")
-        if (self.answer is None) == (self.expect is None):
-            raise ValueError("give either answer or expect")
-        return self
-
-    @property
-    def name(self) -> str:
-        return f"chat {self.chat}" if self.prompt is None else self.prompt
-
-
-class SmokeProbe(ProbeTable):
-    """Asks short questions; one item each."""
-
-    items: list[SmokeItem] = Field(min_length=1)
-
-    def metrics(self) -> list[str]:
-        return ["smoke.correct"]
-
-    def n_items(self) -> int:
-        return len({item.name for item in self.items})
 
 
 class IdentityProbe(ProbeTable):
@@ -268,86 +197,6 @@ class CoherenceProbe(ProbeTable):
         asked = len("\n?") + len("kx,") * self.needles
         pairs = 1 + len("kx=42\n") * (self.lines + self.distractors) + asked + self.max_tokens
         return pairs if self.style == "pairs" else 0
-
-
-class Gsm8kProbe(ProbeTable):
-    """Asks word problems with one number as the answer."""
-
-    in_warmup: ClassVar[bool] = False
-
-    source: Text = "own"
-    """`own`: the set that ships. Else the path of a JSONL file with question and answer, or `hf:gsm8k`."""
-    limit: Count | None = None
-    """Only the first so many questions; all of them by default."""
-    shots: Annotated[int, Field(ge=0)] | None = None
-    """Worked examples in front of each question; none for the own set and eight for others by default."""
-    examples: Text | None = None
-    """JSONL file whose first rows are the examples; ours by default."""
-    mode: Literal["chat", "completion"] = "chat"
-    template: str = ""
-    """How a question, and an example before its answer, is written: a text with `{question}` in it. A chat without
-    examples sends the bare question by default."""
-    concurrency: Count = 8
-    max_tokens: Count = 512
-    chat_template_kwargs: dict[str, Any] = Field(default={"thinking": False, "enable_thinking": False})
-    """Sent with chats; an empty table sends nothing."""
-    filters: bool = False
-    """Whether lm-eval's strict and flexible filters are reported too."""
-    digest: str = ""
-    """Of prompts and gold answers. A plan fills it in; a suite that gives it refuses any other questions."""
-
-    @model_validator(mode="after")
-    def _place_for_the_question(self) -> Gsm8kProbe:
-        if self.template and "{question}" not in self.template:
-            raise ValueError("template: has no {question} in it")
-        return self
-
-    def metrics(self) -> list[str]:
-        return ["gsm8k.correct", "gsm8k.truncated", *(["gsm8k.strict", "gsm8k.flexible"] if self.filters else [])]
-
-    def n_items(self) -> int:
-        return self.limit if self.limit is not None else len(self.load()[0])
-
-    def load(self) -> tuple[list[Question], list[str]]:
-        """The questions, and what is sent for each. InputError for a file that is none of questions, or too short."""
-        questions = load_questions(self.source)
-        if self.limit and self.limit > len(questions):
-            raise InputError(f"gsm8k: limit is {self.limit}, and '{self.source}' has {len(questions)} questions")
-        questions = questions[: self.limit]
-        shots = self.shots if self.shots is not None else 0 if self.source == OWN else 8
-        examples = load_questions(self.examples) if self.examples else own_examples()
-        if shots > len(examples):
-            raise InputError(f"gsm8k: shots is {shots}, and there are {len(examples)} examples: give a longer file")
-        bare = self.mode == "chat" and not shots
-        usual = "{question}" if bare else OWN_TEMPLATE if self.source == OWN else TEMPLATE
-        return questions, prompts(questions, examples[:shots], self.template or usual)
-
-    def pinned(self) -> Gsm8kProbe:
-        questions, texts = self.load()
-        found = digest(texts, questions)
-        if self.digest not in ("", found):
-            raise InputError(f"gsm8k: the questions have the digest {found}, the suite asks for {self.digest}")
-        return self.model_copy(update={"limit": len(questions), "digest": found})
-
-
-class InstructionProbe(ProbeTable):
-    """Asks for JSON and nothing else."""
-
-    in_warmup: ClassVar[bool] = False
-
-    items: Annotated[int, Field(ge=1, le=5000)] = 50
-    seed: int = 0
-    """The tasks are made from it."""
-    concurrency: Count = 8
-    max_tokens: Count = 96
-    chat_template_kwargs: dict[str, Any] = Field(default={"thinking": False, "enable_thinking": False})
-    """Sent with chats; an empty table sends nothing."""
-
-    def metrics(self) -> list[str]:
-        return ["instruction.correct"]
-
-    def n_items(self) -> int:
-        return self.items
 
 
 class ConcurrencyProbe(ProbeTable):

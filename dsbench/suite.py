@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from dsbench.errors import InputError
 from dsbench.metrics import check_pattern
-from dsbench.probe_settings import Count, Probes, Table
+from dsbench.probe_settings import Probes
+from dsbench.probe_table import Count, Table
 
 Until = Literal["profile", "ready"]
 

@@ -66,3 +66,56 @@ def _why(row: dict[str, Any]) -> str:
 
 def _yes(value: bool | None) -> str:
     return "unknown" if value is None else "yes" if value else "no"
+
+
+ROWS_SHOWN = 20
+
+
+@score.command(short_help="Answers of GSM8K, beside lm-eval's filters.")
+@click.argument("file", type=FILE)
+@click.option("--json", "as_json", is_flag=True, help="Print totals and every row as JSON.")
+def gsm8k(file: Path, as_json: bool) -> int:
+    """Answers of GSM8K, beside lm-eval's filters.
+
+    \b
+    dsbench score gsm8k outputs.jsonl
+    dsbench score gsm8k samples_gsm8k.jsonl --json
+
+    FILE has one object a line: output and the gold answer (gold, question_gold, or an official answer with ####),
+    and where known id and finish_reason; or it is what lm-eval logs with --log_samples. Answers are compared as
+    numbers. A reply that never ends its thinking has no answer, whatever number stands last in it.
+    """
+    from dataclasses import asdict
+
+    from dsbench.score.gsm8k import totals
+    from dsbench.score.gsm8k_rows import score_file
+
+    rows = score_file(file)
+    found = totals(rows)
+    if as_json:
+        print_json({**found, "rows": [asdict(row) for row in rows]})
+        return 0
+    wrong = [row for row in rows if not row.correct]
+    more = f", the first {ROWS_SHOWN}" if len(wrong) > ROWS_SHOWN else ""
+    if wrong:
+        print_table(
+            f"{file}: {len(wrong)} not right{more}",
+            ("id", "gold", "read", "from", "truncated", "lm-eval strict", "flexible"),
+            [
+                (row.id, row.gold, row.extracted or "-", row.source, _yes(row.truncated), row.lm_eval_strict,
+                 row.lm_eval_flexible)
+                for row in wrong[:ROWS_SHOWN]
+            ],
+        )  # fmt: skip
+    print_table(str(file), ("of", "n", "share"), [
+        (name, found[key], f"{found[key] / found['n']:.2%}")
+        for name, key in (("rows", "n"), ("right", "correct"), ("without an answer", "no_answer"),
+                          ("right by lm-eval's strict-match", "lm_eval_strict_correct"),
+                          ("right by lm-eval's flexible-extract", "lm_eval_flexible_correct"))
+    ])  # fmt: skip
+    share = found["truncated_share"]
+    click.echo("truncated: " + ("unknown, no row has a finish_reason" if share is None else f"{share:.2%}"))
+    for filter_name in ("strict", "flexible"):
+        if ids := found[f"{filter_name}_false_positive_ids"]:
+            click.echo(f"lm-eval's {filter_name} filter calls right what is not: {', '.join(ids[:ROWS_SHOWN])}")
+    return 0

@@ -1,11 +1,23 @@
-"""Smoke: short questions with one right answer, graded by the first whole number of the reply."""
+"""Smoke: short questions with one right answer: a number, a word, or several numbers in order.
+
+Prompts: the suite's `items`, each a text to complete or one user message, greedy and one after the other. Scorer:
+`answer` is the first whole number of the reply; `expect` is a text that stands in it as words of its own, or the
+numbers that it begins with. One item a question, `smoke.correct` 1 or 0 with the reply as text.
+
+What failure looks like: any lost item is a regression, since these are answers that a working engine never misses. A
+small defect passes: what is looked up wrongly in one place of fifty hardly touches prompts of ten tokens.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
 
+from dsbench.answer_settings import SmokeItem
 from dsbench.probes.boot import Boot, Reading
+
+LONGEST = 40
+"""Characters of a number."""
 
 
 async def run(boot: Boot) -> AsyncIterator[Reading]:
@@ -17,7 +29,29 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
             text = (await boot.server.complete(item.prompt, item.max_tokens, ignore_eos=False)).text
         else:
             text = await boot.server.chat(item.chat or "", item.max_tokens)
-        yield Reading("smoke.correct", int(first_number(text) == item.answer), item=item.name, text=text)
+        yield Reading("smoke.correct", int(is_right(item, text)), item=item.name, text=text)
+
+
+def is_right(item: SmokeItem, text: str) -> bool:
+    """Whether a reply gives what the item wants."""
+    if item.expect is None:
+        return first_number(text) == item.answer
+    if isinstance(item.expect, str):
+        return re.search(rf"(?<!\w){re.escape(item.expect)}(?!\w)", text, re.IGNORECASE) is not None
+    numbers = whole_numbers(text)
+    counted = [len(item.expect), *item.expect]
+    return item.expect == numbers[: len(item.expect)] or counted == numbers[: len(counted)]
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Every whole number of a text, in order; one too long to be meant ends the list."""
+    found: list[int] = []
+    for number in re.finditer(r"-?\d+(?:\.\d+)?", text):
+        if len(number[0]) > LONGEST:
+            break
+        if "." not in number[0]:
+            found.append(int(number[0]))
+    return found
 
 
 def first_number(text: str) -> int | None:

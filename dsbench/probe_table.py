@@ -1,0 +1,41 @@
+"""What the settings of all probes have in common: tables of a suite's TOML, each with its metrics and items."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Table(BaseModel):
+    """One table of a suite's TOML."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class ProbeTable(Table):
+    """Settings of one probe."""
+
+    timed: ClassVar[bool] = False
+    """Whether a compiler at work would spoil it."""
+    in_warmup: ClassVar[bool] = True
+    """Whether a discarded boot runs it too; not what is counted and not timed, which a cold cache cannot change."""
+
+    def metrics(self) -> list[str]:
+        """Metric keys it reports when it has run."""
+        raise NotImplementedError
+
+    def n_items(self) -> int:
+        """Number of items it asks; 0 for a probe without items."""
+        return 0
+
+    def longest(self) -> int:
+        """Tokens of its longest request, output included; 0 where only the engine's tokenizer can say."""
+        return 0
+
+    def pinned(self) -> Self:
+        """The settings as a plan keeps them: what they point to is read, counted and digested."""
+        return self
