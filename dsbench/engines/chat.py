@@ -50,15 +50,15 @@ class ChatReply:
 
 
 def thinking_fields(thinking: Thinking | None) -> dict[str, Any]:
-    """What a request says of thinking, in vLLM's names for DeepSeek V4; nothing where the engine's default is wanted.
+    """What a request says of thinking, in vLLM's names for DeepSeek V4 and in those of other models' templates.
 
-    The switch is always sent with a mode: the default differs between versions of vLLM.
+    None says nothing and takes the engine's default, which differs between versions of vLLM.
     """
     if thinking is None:
         return {}
-    if thinking == "off":
-        return {"chat_template_kwargs": {"thinking": False}}
-    return {"chat_template_kwargs": {"thinking": True, "reasoning_effort": thinking}}
+    on = thinking != "off"
+    effort = {"reasoning_effort": thinking} if on else {}
+    return {"chat_template_kwargs": {"thinking": on, "enable_thinking": on, **effort}}
 
 
 def read_reply(answer: Any, seconds: float) -> ChatReply:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from dsbench.errors import InputError
+from dsbench.tool_scenarios import battery
 
 
 class _Part(BaseModel):
@@ -45,7 +46,7 @@ class Turn(_Part):
 class Transcript(_Part):
     """One conversation."""
 
-    scenario: str
+    scenario: Annotated[str, AfterValidator(lambda name: battery().scenario(name).id)]
     mode: str
     """off, high or max: how the model was asked to think."""
     round: int
@@ -86,4 +87,6 @@ def _transcript(line: str, where: str) -> Transcript:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{where}: {f'{name}: ' if name else ''}{first['msg']}") from None
+        raise InputError(
+            f"{where}: {f'{name}: ' if name else ''}{first['msg'].removeprefix('Value error, ')}"
+        ) from None

@@ -87,10 +87,12 @@ def _unmet(rule: Rule, transcript: Transcript, data: Battery) -> list[str]:
     for expected in rule.calls:
         taken = next((call for call in left if _is(expected, call, known)), None)
         if taken is None:
-            problems.append(_why_missing(expected, left))
+            # The call that was meant, wrong as it is, is not needless too.
+            taken = next((call for call in left if call[1].name == expected.tool), None)
+            problems.append(_why_missing(expected, taken))
         else:
-            left = [call for call in left if call is not taken]
             known = max(known, taken[0])
+        left = [call for call in left if call is not taken]
     refused = {"none": left, "reading": [call for call in left if _acts(call[1], data)], "any": []}[rule.others]
     problems += [f"needless call of {call.name}" for _, call in refused]
     answer = transcript.final.content if transcript.final else ""
@@ -121,15 +123,14 @@ def _wrong_arguments(expected: ExpectedCall, values: dict[str, Any]) -> list[str
     return wrong + [f"there is no argument {key}" for key in values if key not in expected.arguments]
 
 
-def _why_missing(expected: ExpectedCall, left: Sequence[tuple[int, Called]]) -> str:
-    alike = [call for _, call in left if call.name == expected.tool]
-    if not alike:
+def _why_missing(expected: ExpectedCall, meant: tuple[int, Called] | None) -> str:
+    if meant is None:
         return f"no call of {expected.tool}"
-    if any(_same(expected, call) for call in alike):
-        return f"{expected.tool} came before the results that it needs"
-    values = alike[0].values
-    wrong = ["its arguments are no JSON object"] if values is None else _wrong_arguments(expected, values)
-    return f"{expected.tool}: {', '.join(wrong)}"
+    values = meant[1].values
+    if values is None:
+        return f"{expected.tool}: its arguments are no JSON object"
+    wrong = _wrong_arguments(expected, values)
+    return f"{expected.tool}: {', '.join(wrong)}" if wrong else f"{expected.tool} came before the results that it needs"
 
 
 def _acts(call: Called, data: Battery) -> bool:
