@@ -51,14 +51,18 @@ def duration(text: str) -> float:
 
 
 def boots_of(plan: Plan, blocks: int) -> int:
-    """Boots of so many blocks, warm-ups included."""
-    return sum(boot.phase == "warm-up" for boot in plan.boots) + len(plan.arms) * blocks
+    """Boots of so many blocks, warm-ups included and reused ones not."""
+    return sum(boot.phase == "warm-up" for boot in plan.boots) + _arms_that_run(plan) * blocks
+
+
+def _arms_that_run(plan: Plan) -> int:
+    return len(plan.arms) - (plan.reused_from is not None)
 
 
 def blocks_within(plan: Plan, boot_seconds: float, budget: float) -> int:
     """Most blocks that end within a budget in seconds; 0 if not even one does."""
     warmups = boots_of(plan, 0)
-    return max(0, int((budget / boot_seconds - warmups + 1e-9) // len(plan.arms)))
+    return max(0, int((budget / boot_seconds - warmups + 1e-9) // _arms_that_run(plan)))
 
 
 def bought(plan: Plan, blocks: int, time: BootTime | None) -> Bought:

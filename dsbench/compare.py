@@ -13,8 +13,10 @@ from dsbench.item_row import compare_by_item
 from dsbench.metrics import Metric
 from dsbench.ratios import compare_ratios
 from dsbench.records import Arm, Observation, Plan, Verdict
+from dsbench.reuse import across_time
 from dsbench.sample_row import compare_samples
 from dsbench.stats.exact import compare_exact
+from dsbench.tests_row import compare_tests
 
 LEAST_BOOTS = 2
 """Boots an arm from which exact and item metrics can be judged: one boot cannot show that it repeats."""
@@ -30,12 +32,15 @@ def compare(
     candidate = _observed(boots, arm.name, metric.key, rank)
     if not baseline or not candidate:
         return this.row("not-run", notes=["no reading in both arms"])
+    few = min(len(baseline), len(candidate)) < LEAST_BOOTS
+    if metric.own_items:
+        tests = compare_tests(this, baseline, candidate)
+        return _undecided(tests) if few else tests
     blocks = {boot.number: boot.planned.block for boot in boots}
     if metric.kind == "counter-ratio":
         return compare_ratios(this, baseline, candidate, blocks)
     if any(o.value is None for seen in (*baseline.values(), *candidate.values()) for o in seen):
         return this.row("inconclusive", notes=["unknown on this platform"])
-    few = min(len(baseline), len(candidate)) < LEAST_BOOTS
     if metric.kind == "item":
         items = compare_by_item(this, baseline, candidate)
         return _undecided(items) if few else items
@@ -46,7 +51,7 @@ def compare(
             return _undecided(exact) if few else exact
     notes = ["varies between the baseline's own boots: judged as a sample"] if metric.kind == "exact" else []
     a, b = ({number: numbers[number] for number in arm} for arm in (baseline, candidate))
-    return compare_samples(this, a, b, blocks, notes)
+    return across_time(plan, compare_samples(this, a, b, blocks, notes))
 
 
 def _undecided(row: Verdict) -> Verdict:

@@ -37,12 +37,14 @@ from dsbench.probes import (
     gsm8k,
     identity,
     instruction,
+    kernels,
     kv,
     long_context,
     output_law,
     prefill,
     smoke,
     toolcall,
+    unit,
     warm,
 )
 from dsbench.probes.boot import Boot, Probe, ProbeFailed, Reading
@@ -69,6 +71,8 @@ PROBES: dict[str, Probe] = {
     "concurrency": concurrency.run,
     "long_context": long_context.run,
     "gpu_time": gpu_time.run,
+    "kernels": kernels.run,
+    "unit": unit.run,
 }
 
 
@@ -209,13 +213,14 @@ async def _measure(
         for name in list(left):
             start = time.monotonic()
             failure = ""
+            deadline = plan.probes.table(name).deadline() or plan.timeouts.probe
             logs.mark()
             try:
-                async with asyncio.timeout(plan.timeouts.probe):
+                async with asyncio.timeout(deadline):
                     async for reading in PROBES[name](boot):
                         writer.write(_observation(reading, planned, of_boot))
             except TimeoutError:
-                failure = f"not done within {plan.timeouts.probe:g} s"
+                failure = f"not done within {deadline:g} s"
             except httpx.HTTPError as error:
                 failure = f"{type(error).__name__} {error}".strip()
             except (ProbeFailed, BadAnswer, ValueError) as error:

@@ -81,6 +81,8 @@ class PlannedBoot(_Noun):
     block: int | None
     """From 1; none for a warm-up."""
     phase: Phase
+    reused: int | None = None
+    """Number of this boot in the earlier experiment that it was taken from; None for one that runs."""
 
     @property
     def folder(self) -> str:
@@ -136,6 +138,8 @@ class Plan(_Noun):
     """Floors of the baseline's build on that machine, as they were when the plan was made."""
     looks: list[Look] = []
     """When the experiment may stop before its last block; empty where the number of blocks is fixed."""
+    reused_from: str | None = None
+    """Earlier experiment whose baseline boots stand in for this one's."""
     notes: list[str]
     """What the plan decided on its own, such as toggles that it turned on in both arms."""
 

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from dsbench.cli.experiment import Asked
-from dsbench.cli.params import BLOCKS, arm_options, build_options, out_option, suite_options
+from dsbench.cli.params import BLOCKS, arm_options, build_options, out_option, reuse_option, suite_options
 from dsbench.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 )
 @build_options
 @out_option
+@reuse_option
 @click.option("--resume", metavar="RESULT", help="Go on with a stopped experiment; finished boots are kept.")
 @click.option(
     "--projected",
@@ -50,6 +51,7 @@ def ab(
     until_resolved: int | None,
     projected: str | None,
     out: Path,
+    reuse_baseline: str | None,
     resume: str | None,
     as_json: bool,
     **asked: Any,
@@ -69,6 +71,7 @@ def ab(
     """
     from dsbench.fingerprint import fingerprint
     from dsbench.floors import snapshot
+    from dsbench.reuse import copy_records, with_baseline_of
     from dsbench.store import create, load_plan, resolve
 
     if projected is not None:
@@ -85,8 +88,14 @@ def ab(
         return run(plan, folder, as_json).exit_code
     if blocks is not None and until_resolved is not None:
         raise InputError("--blocks and --until-resolved: the number of blocks is fixed, or it is not; give one")
+    if reuse_baseline and until_resolved is not None:
+        raise InputError("--reuse-baseline and --until-resolved: boots at other times cannot be added look by look")
     plan = snapshot(Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved), out)
+    source = resolve(reuse_baseline, out) if reuse_baseline else None
+    plan = with_baseline_of(plan, source) if source else plan
     folder = create(plan, out)
+    if source:
+        copy_records(plan, source, folder)
     with nothing_left_if_refused(folder):
         verdict = run(plan, folder, as_json)
     if asked["matrix"] == "ladder" and not as_json and plan.engine == "embedded" and verdict.word != "void":

@@ -53,6 +53,8 @@ arm_options: Callable[[Function], Function] = group(
     ),
     click.option("--a-python", metavar="VENV", help="Baseline's environment: its folder, or its interpreter."),
     click.option("--b-python", metavar="VENV", help="Candidate's environment. [default of both: this one]"),
+    click.option("--a", metavar="URL", help="Baseline: a running server. With --b, short for two --endpoint."),
+    click.option("--b", metavar="URL", help="Candidate: a running server; the baseline's URL again is an A/A."),
     click.option("--controls", is_flag=True, help="Allow planted defects as toggles."),
 )
 """What the arms are."""
@@ -124,6 +126,12 @@ build_options: Callable[[Function], Function] = group(
 
 out_option: Callable[[Function], Function] = click.option(
     "-o", "--out", type=FOLDER, default=Path("results"), show_default=True, help="Folder of results."
+)
+
+reuse_option: Callable[[Function], Function] = click.option(
+    "--reuse-baseline",
+    metavar="RESULT",
+    help="Take the baseline's boots from an earlier result of this machine, build and suite; not for speed.",
 )
 
 SIX_LAYER = FLASH.with_changes(

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dsbench.cli.experiment import Asked
-from dsbench.cli.params import BLOCKS, arm_options, build_options, out_option, suite_options
+from dsbench.cli.params import BLOCKS, arm_options, build_options, out_option, reuse_option, suite_options
 
 
 @click.command(short_help="Say what an experiment would cost and could show, before it starts.")
@@ -19,8 +19,17 @@ from dsbench.cli.params import BLOCKS, arm_options, build_options, out_option, s
 @click.option("--blocks", type=BLOCKS, metavar="N", help="Blocks, in place of the suite's.")
 @build_options
 @out_option
+@reuse_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan's figures as JSON.")
-def plan(budget: str | None, measure: bool, blocks: int | None, out: Path, as_json: bool, **asked: Any) -> int:
+def plan(
+    budget: str | None,
+    measure: bool,
+    blocks: int | None,
+    out: Path,
+    reuse_baseline: str | None,
+    as_json: bool,
+    **asked: Any,
+) -> int:
     """Say what an experiment would cost and could show, before it starts.
 
     \b
@@ -35,9 +44,13 @@ def plan(budget: str | None, measure: bool, blocks: int | None, out: Path, as_js
     from dsbench.fingerprint import fingerprint
     from dsbench.floors import snapshot
     from dsbench.report.table import declared_lines
+    from dsbench.reuse import with_baseline_of
+    from dsbench.store import resolve
 
     seconds = duration(budget) if budget else None
     made = snapshot(Asked(**asked).plan(blocks=blocks), out)
+    if reuse_baseline:
+        made = with_baseline_of(made, resolve(reuse_baseline, out))
     time = stored_time(made, fingerprint(made.baseline.python), out) or (measured_time(made) if measure else None)
     rows = [bought(made, made.blocks, time)]
     within = blocks_within(made, time.seconds, seconds) if time and seconds is not None else None
@@ -66,7 +79,8 @@ def plan(budget: str | None, measure: bool, blocks: int | None, out: Path, as_js
         return [row.blocks, row.boots, cost, *(_percent(change) for change in row.visible.values())]
 
     columns = ["blocks", "boots", "time", *rows[0].visible]
-    print_table(f"{len(made.arms)} arms, smallest changes seen with 80 % power", columns, [cells(row) for row in rows])
+    seen = ", smallest changes seen with 80 % power" if rows[0].visible else ""
+    print_table(f"{len(made.arms)} arms{seen}", columns, [cells(row) for row in rows])
     if within is not None and within < made.blocks:
         click.echo(f"the budget of {budget} holds {within} blocks, not the {made.blocks} planned")
     if not rows[0].visible and any(m.kind == "sample" for m in made.metrics):
