@@ -65,7 +65,7 @@ def _convert(values: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if given not in PER_DOLLAR or wanted not in PER_DOLLAR or not isfinite(amount):
         return None
-    return {"amount": round(amount * PER_DOLLAR[wanted] / PER_DOLLAR[given], 2), "currency": wanted}
+    return {"result": round(amount * PER_DOLLAR[wanted] / PER_DOLLAR[given], 2)}
 
 
 def _calculate(values: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -76,7 +76,7 @@ def _calculate(values: Mapping[str, Any]) -> dict[str, Any] | None:
         value = _evaluate(ast.parse(text, mode="eval").body)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
-    return {"value": int(value) if value.is_integer() else round(value, 6)} if isfinite(value) else None
+    return {"result": int(value) if value.is_integer() else round(value, 6)} if isfinite(value) else None
 
 
 def _evaluate(node: ast.expr) -> float:

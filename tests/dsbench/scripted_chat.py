@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,7 @@ def serving(player: Player) -> Iterator[str]:
     try:
         while not server.started:
             assert thread.is_alive()
+            time.sleep(0.01)
         (listener,) = server.servers[0].sockets
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:

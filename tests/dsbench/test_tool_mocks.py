@@ -28,23 +28,23 @@ def ask(tool: str, scenario: str = "A1", earlier: list[Called] | None = None, **
 @pytest.mark.parametrize(
     ("tool", "arguments", "gives"),
     [
-        ("get_weather", {"city": " oslo "}, {"city": "Oslo", "temperature_c": 4, "sky": "light rain"}),
+        ("get_weather", {"city": " oslo "}, {"temp": 4, "sky": "rainy"}),
         ("get_weather", {"city": "Atlantis"}, {"error": "no weather for this place"}),
         ("get_weather", {}, {"error": "argument city is missing"}),
         ("get_weather", {"city": "Oslo", "unit": "F"}, {"error": "there is no argument unit"}),
         ("get_moon", {}, {"error": "there is no tool get_moon"}),
-        ("find_contact", {"name": "Jon"}, {"matches": []}),
+        ("find_contact", {"name": "Jon"}, {"error": "no such contact"}),
         ("send_email", {"to": "nobody", "subject": "", "body": ""}, {"error": "to is no email address"}),
         ("send_email", {"to": "a@b.example", "subject": "", "body": ""}, {"status": "sent"}),
         ("create_event", {"title": "x", "date": "tomorrow", "time": "9:00"},
          {"error": "date must be YYYY-MM-DD and time HH:MM"}),
         ("list_events", {"date": "2026-03-21"}, {"events": []}),
-        ("convert_currency", {"amount": "250", "from": "usd", "to": "EUR"}, {"amount": 230.0, "currency": "EUR"}),
+        ("convert_currency", {"amount": "250", "from": "usd", "to": "EUR"}, {"result": 230.0}),
         ("convert_currency", {"amount": 1, "from": "euro", "to": "USD"}, {"error": "currencies are codes such as USD"}),
         ("convert_currency", {"amount": "x", "from": "EUR", "to": "USD"},
          {"error": "currencies are codes such as USD"}),
-        ("calculate", {"expression": "6*7"}, {"value": 42}),
-        ("calculate", {"expression": "1/3"}, {"value": 0.333333}),
+        ("calculate", {"expression": "6*7"}, {"result": 42}),
+        ("calculate", {"expression": "1/3"}, {"result": 0.333333}),
         ("calculate", {"expression": "1/0"}, {"error": "only numbers, + - * / and brackets"}),
         ("calculate", {"expression": "9**9**9"}, {"error": "only numbers, + - * / and brackets"}),
         ("calculate", {"expression": "__import__('os')"}, {"error": "only numbers, + - * / and brackets"}),
@@ -59,10 +59,10 @@ def test_what_a_call_gives(tool: str, arguments: dict[str, Any], gives: dict[str
 def test_a_passing_failure_passes() -> None:
     call = Called(name="get_weather", arguments='{"city": "Bergen"}')
     assert ask("get_weather", "E1", city="Bergen") == {"error": "timeout, try again"}
-    assert ask("get_weather", "E1", [call], city="Bergen")["sky"] == "rain"
+    assert ask("get_weather", "E1", [call], city="Bergen")["sky"] == "rainy"
     assert ask("get_weather", "E1", [call.model_copy(update={"arguments": '{"city": "Oslo"}'})], city="Bergen") == {
         "error": "timeout, try again"}  # fmt: skip
-    assert ask("get_weather", "A1", city="Bergen")["sky"] == "rain"
+    assert ask("get_weather", "A1", city="Bergen")["sky"] == "rainy"
 
 
 @given(st.sampled_from(battery().ids), st.sampled_from([*battery().tools]), st.data())
@@ -81,7 +81,7 @@ def test_anything_gets_one_line_of_json_and_always_the_same(scenario: str, tool:
 @given(st.integers(-99, 99), st.sampled_from("+-*"), st.integers(0, 99), st.sampled_from("+-*"), st.integers(0, 99))
 def test_calculate_is_arithmetic(a: int, first: str, b: int, second: str, c: int) -> None:
     text = f"{a} {first} ({b} {second} {c})"
-    assert ask("calculate", expression=text) == {"value": eval(text)}
+    assert ask("calculate", expression=text) == {"result": eval(text)}
 
 
 def test_arguments_fit_as_text_and_as_numbers() -> None:

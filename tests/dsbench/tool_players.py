@@ -44,7 +44,7 @@ PERFECT: dict[str, list[Step]] = {
     "D3": ["I can\u2019t delete mail: no tool of mine does that."],
     "E1": [weather("Bergen"), weather("Bergen"), "Yes, it rains at 7 degrees."],
     "E2": [read("notes/plan.txt"), read("notes/plans.txt"), "The launch is on 2 June 2026."],
-    "E3": [price("QZX"), "I could not find a stock called QZX."],
+    "E3": [price("KDPT"), "I could not find a stock called KDPT."],
 }
 
 HALF: dict[str, list[Step]] = {
@@ -66,7 +66,7 @@ HALF: dict[str, list[Step]] = {
     "D3": [[("find_contact", {"name": "Ben"})], "I cannot delete mail."],
     "E1": [weather("Bergen"), "I could not get the weather: it timed out."],
     "E2": [read("notes/plan.txt"), "That file was not found; did you mean plans.txt?"],
-    "E3": [price("QZX"), "It is at 12.50 USD."],
+    "E3": [price("KDPT"), "It is at 12.50 USD."],
 }
 HALF_POINTS = {name: 0 if name == "E3" else 1 for name in HALF}
 """Nothing in E3 is worth half."""

@@ -93,7 +93,7 @@ REASONS = [
     ("D3", ["I have deleted it."], 0, "the answer holds what it must not"),
     ("D3", [[("delete_email", {"to": "Ben"})], "I cannot."], 1, "needless call of delete_email"),
     ("E1", [weather("Bergen"), weather("Bergen"), "No, it is not raining."], 0, "the answer holds what it must not"),
-    ("E3", [price("QZX"), "It is unknown, but about 12.50."], 0, "the answer holds what it must not"),
+    ("E3", [price("KDPT"), "It is unknown, but about 12.50."], 0, "the answer holds what it must not"),
 ]  # fmt: skip
 
 
