@@ -119,3 +119,40 @@ def gsm8k(file: Path, as_json: bool) -> int:
         if ids := found[f"{filter_name}_false_positive_ids"]:
             click.echo(f"lm-eval's {filter_name} filter calls right what is not: {', '.join(ids[:ROWS_SHOWN])}")
     return 0
+
+
+@score.command(short_help="Points of conversations with tools.")
+@click.argument("file", type=FILE)
+@click.option("--json", "as_json", is_flag=True, help="Print totals and every row as JSON.")
+def toolcall(file: Path, as_json: bool) -> int:
+    """Points of conversations with tools.
+
+    \b
+    dsbench score toolcall results/ID/boots/BOOT/toolcall.jsonl
+
+    FILE has one transcript a line, as the toolcall probe keeps them in each boot's folder: scenario, mode (off, high
+    or max), round, and turns of content, reasoning, calls (name, arguments as JSON text) and finish_reason. A
+    conversation is worth 2, 1 or 0 points; the score is the mean of the category percentages.
+    """
+    from dsbench.score.tool_transcript import load_transcripts
+    from dsbench.score.toolcall import score_rows
+
+    found = score_rows(load_transcripts(file))
+    if as_json:
+        print_json(found)
+        return 0
+    print_table(
+        str(file),
+        ("conversation", "category", "points", "why"),
+        [(row["item"], row["category"], row["points"], row["reason"]) for row in found["rows"]],
+    )
+    print_table(
+        "by category",
+        ("category", "points"),
+        [(category, f"{percent:.1f} %") for category, percent in found["category_percent"].items()],
+    )
+    click.echo(
+        f"score {found['score_percent']:.1f} %: {found['points']} of {found['max_points']} points, full points in "
+        f"{found['full']} of {found['of']} conversations; calls swallowed by the reasoning in {found['swallowed']}"
+    )
+    return 0
