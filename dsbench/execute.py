@@ -144,7 +144,7 @@ def _boot(
     start = time.monotonic()
     ready_seconds: float | None = None
     status, reason = "ok", ""
-    left = plan.probes.names() if planned.phase == "measured" else plan.probes.warmup_names()
+    left = plan.probes.due(planned.block)
     logs = BootLogs(of_boot, writer)
     try:
         with engine.boot(arm, boot_dir) as running:

@@ -31,6 +31,8 @@ class Metric(BaseModel):
     """Whether the margin is in the metric's own unit instead: 0.01 of a share is one point."""
     scope: Literal["process", "device"]
     summary: str
+    own_items: bool = False
+    """Whether an arm may have items that another lacks, as the tests of two checkouts do."""
     clock: bool = False
     """Whether it is a clock reading; two boots never read the same clock value to the last bit."""
 
@@ -68,6 +70,10 @@ def _accept(name: str, unit: str, margin: float, summary: str) -> Metric:
 
 def _item(key: str, summary: str, margin: float = 0.0, better: Literal["up", "down"] = "up") -> Metric:
     return Metric(key=key, unit="items", better=better, kind="item", margin=margin, scope="process", summary=summary)
+
+
+def _tests(name: str, summary: str) -> Metric:
+    return _item(f"{name}.passed", summary).model_copy(update={"unit": "tests", "own_items": True})
 
 
 _METRICS = (
@@ -133,6 +139,8 @@ _METRICS = (
     _item(
         "instruction.correct", "sentences whose facts came back as JSON, with nothing around it", 0.02
     ),
+    _tests("kernels", "kernel tests that pass, paired by test id"),
+    _tests("unit", "unit tests that pass, paired by test id"),
     _item("identity.tokens", "greedy token ids of fixed prompts, equal to the baseline's"),
     _accept("rate", "share", 0.01, "accepted of drafted tokens; depends on the number drafted"),
     _accept("length", "tok/round", 0.02, "tokens a round emits, bonus included: 1 + accepted / rounds"),

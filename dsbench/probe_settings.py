@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from dsbench.answer_settings import Gsm8kProbe, InstructionProbe, SmokeProbe
 from dsbench.probe_table import Count, ProbeTable, Table, Text
+from dsbench.pytest_settings import KernelsProbe, UnitProbe
 from dsbench.tool_scenarios import Scenario, battery
 
 PAIR_KEYS = 26 * 26
@@ -294,13 +295,18 @@ class Probes(Table):
     concurrency: ConcurrencyProbe | None = None
     long_context: LongContextProbe | None = None
     gpu_time: GpuTimeProbe | None = None
+    kernels: KernelsProbe | None = None
+    unit: UnitProbe | None = None
 
     def names(self) -> list[str]:
         return [name for name in type(self).model_fields if getattr(self, name) is not None]
 
-    def warmup_names(self) -> list[str]:
-        """What a discarded boot runs."""
-        return [name for name in self.names() if self.table(name).in_warmup]
+    def due(self, block: int | None) -> list[str]:
+        """What a boot of this block runs; None is a discarded boot's."""
+        tables = {name: self.table(name) for name in self.names()}
+        if block is None:
+            return [name for name, table in tables.items() if table.in_warmup]
+        return [name for name, table in tables.items() if table.blocks is None or block <= table.blocks]
 
     def table(self, name: str) -> ProbeTable:
         """Settings of one probe of this suite."""

@@ -24,6 +24,9 @@ class ProbeTable(Table):
     in_warmup: ClassVar[bool] = True
     """Whether a discarded boot runs it too; not what is counted and not timed, which a cold cache cannot change."""
 
+    blocks: Count | None = None
+    """It runs in this many blocks, the first ones; in all without it. For long probes that need few boots."""
+
     def metrics(self) -> list[str]:
         """Metric keys it reports when it has run."""
         raise NotImplementedError
@@ -35,6 +38,10 @@ class ProbeTable(Table):
     def longest(self) -> int:
         """Tokens of its longest request, output included; 0 where only the engine's tokenizer can say."""
         return 0
+
+    def deadline(self) -> float | None:
+        """Its own deadline in seconds; None for the suite's."""
+        return None
 
     def pinned(self) -> Self:
         """The settings as a plan keeps them: what they point to is read, counted and digested."""

@@ -51,20 +51,26 @@ def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
     """Every planned probe of every measured boot ran, and every boot has the same readings to compare."""
     finished = [boot for boot in boots if boot.ok]
     seen = {boot.number: _places(boot) for boot in finished}
-    everywhere: dict[str, set[Place]] = defaultdict(set)
-    for places in seen.values():
-        for metric, of_metric in places.items():
-            everywhere[metric] |= of_metric
+    own_items = {metric.key for metric in plan.metrics if metric.own_items}
+
+    def among(metric: str, boot: BootEvidence) -> tuple[str, str]:
+        """Boots that must have the same readings: all, or those of one arm."""
+        return metric, boot.planned.arm if metric in own_items else ""
+
+    everywhere: dict[tuple[str, str], set[Place]] = defaultdict(set)
+    for boot in finished:
+        for metric, of_metric in seen[boot.number].items():
+            everywhere[among(metric, boot)] |= of_metric
     missing: dict[tuple[str, str], list[int]] = defaultdict(list)
     for boot in finished:
-        for probe in plan.probes.names():
+        for probe in plan.probes.due(boot.planned.block):
             check = boot.checks.get(probe)
             metrics = plan.probes.metrics(probe)
             gave = {metric: seen[boot.number].get(metric, set()) for metric in metrics}
             lacking = [
                 (metric, *place)
                 for metric in sorted(metrics)
-                for place in sorted(everywhere[metric] - gave[metric], key=repr)
+                for place in sorted(everywhere[among(metric, boot)] - gave[metric], key=repr)
             ]
             if check is None:
                 missing[probe, "has no record"].append(boot.number)

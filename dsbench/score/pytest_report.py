@@ -15,6 +15,7 @@ Status = Literal["passed", "failed", "error", "skipped", "xfailed", "xpassed"]
 """`error`: set-up or tear-down failed, or the process ended inside the test."""
 
 STATUSES: tuple[Status, ...] = get_args(Status)
+UNCOLLECTED = "not collected"
 SESSION = "(session)"
 """Stands for a module where pytest could not even begin to collect."""
 
@@ -71,6 +72,28 @@ class PytestReport:
 def read_report(text: str, source: str) -> PytestReport:
     """JUnit XML or console text of pytest. InputError, naming `source`, for anything else."""
     return read_junit(text, source) if text.lstrip("\ufeff \r\n\t").startswith("<") else read_console(text, source)
+
+
+def texts(report: PytestReport) -> dict[str, str | None]:
+    """Each test and each module that could not be collected as one text, `status: reason`; None for a plain pass."""
+    plain = Case("passed")
+    told = {name: None if case == plain else f"{case.status}: {case.reason}" for name, case in report.cases.items()}
+    return {**told, **{path: f"{UNCOLLECTED}: {reason}" for path, reason in report.collection.items()}}
+
+
+def from_texts(told: Mapping[str, str | None]) -> PytestReport:
+    """The report of which `texts` made these."""
+    cases: dict[str, Case] = {}
+    collection: dict[str, str] = {}
+    for name, text in told.items():
+        status, _, reason = (text or "passed").partition(": ")
+        if status == UNCOLLECTED:
+            collection[name] = reason
+        elif status in STATUSES:
+            cases[name] = Case(status, reason)
+        else:
+            raise InputError(f"records: '{status}' of {name} is no status of a test")
+    return PytestReport(cases, collection)
 
 
 def merged(reports: Iterable[PytestReport]) -> PytestReport:

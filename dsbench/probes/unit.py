@@ -1,0 +1,19 @@
+"""Unit tests: a second pytest selection, of what is around the kernels, one item a test id.
+
+Settings, items and what failure looks like: dsbench/probes/checkout.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from dsbench.probes.boot import Boot, Reading
+from dsbench.probes.checkout import run_selection
+
+
+async def run(boot: Boot) -> AsyncIterator[Reading]:
+    """One reading a test id."""
+    config = boot.plan.probes.unit
+    assert config is not None
+    async for reading in run_selection(boot, config):
+        yield reading
