@@ -7,17 +7,20 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dsbench.builds import ArmSpec, interpreter
+from dsbench.engines.endpoint import alive
+from dsbench.engines.read_back import ask
 from dsbench.engines.secrets import is_secret, refuse_secrets
 from dsbench.engines.vllm import limits, look_into, model_config, model_of, speculative_method, split_args
 from dsbench.errors import InputError
 from dsbench.records import Arm, EngineName, Plan
 from dsbench.rig import Rig, load_rig
 from dsbench.suite import Suite, Timeouts
-from impl.dims import FLASH, PICO, Dims
+from impl.dims import FLASH, PICO, SHAPES, Dims
 
 DEEPSEEK_V4 = "DeepseekV4ForCausalLM"
 BOOT_S, STOP_S = 900.0, 30.0
@@ -25,6 +28,8 @@ BOOT_S, STOP_S = 900.0, 30.0
 LOG_MARGIN = 0.01
 """Margin of KV bytes that are read from a log."""
 FROM_LOG = ("kv.available_bytes", "kv.blocks", "kv.tokens", "kv.max_concurrency")
+UNKNOWN = "unknown"
+"""Speculative method of a running server that counts drafts."""
 ENDPOINTS_DIFFER = ("vllm", "tp", "pp", "dp", "cache_state")
 """Conditions that two running servers may differ in: which server it is, is the factor."""
 
@@ -52,6 +57,19 @@ class Served:
         method = speculative_method(self.args)
         return method or ("none" if self.engine == "vllm" else None)
 
+    @cached_property
+    def told(self) -> dict[str, dict[str, Any]]:
+        """What the running servers say of themselves, by arm. InputError for one that does not answer."""
+        for name, url in self.urls.items():
+            if not alive(url):
+                raise InputError(f"--endpoint {name}={url}: it does not answer {url}/health; start it first")
+        return {name: ask(url) for name, url in self.urls.items()}
+
+    @property
+    def speaks_our_tokens(self) -> bool:
+        """Whether every server runs a model of ours, by the name it is served under."""
+        return bool(self.urls) and all(told.get("model") in SHAPES for told in self.told.values())
+
     def dims(self) -> Dims:
         """Shape for what the plan works out: the model's own for DeepSeek V4, else limits alone."""
         fixed = limits(self.args)
@@ -68,7 +86,8 @@ class Served:
         """The suite without what only our own engine answers, and with deadlines for starts that compile."""
         boot = suite.timeouts.boot if timeout is not None else max(BOOT_S, suite.timeouts.boot)
         deadlines = Timeouts(boot=boot, probe=suite.timeouts.probe, stop=max(STOP_S, suite.timeouts.stop))
-        probes = suite.probes.without("output_law", *(["kv"] if self.engine == "endpoint" else []))
+        unanswered = [*([] if self.speaks_our_tokens else ["output_law"]), *(["kv"] if self.urls else [])]
+        probes = suite.probes.without(*unanswered)
         return suite.model_copy(update={"timeouts": deadlines, "probes": probes})
 
     def specs(self, specs: Sequence[ArmSpec]) -> list[ArmSpec]:
@@ -77,7 +96,8 @@ class Served:
             return list(specs)
         if specs:
             raise InputError(f"--arm {specs[0].name}: with --engine endpoint the arms are --endpoint NAME=URL")
-        return [ArmSpec(name, speculative=None) for name in self.urls]
+        # The method is not told; that drafts are counted is.
+        return [ArmSpec(name, speculative=UNKNOWN if self.told[name].get("drafts") else None) for name in self.urls]
 
     def finish(self, plan: Plan) -> Plan:
         """The plan of this engine; toggles, expectations and kinds that it cannot have are taken out, and noted."""
@@ -90,14 +110,16 @@ class Served:
             told["vocab_size"] = int(config["vocab_size"])
         metrics = plan.metrics
         if not self.plugin:
-            notes.append("no plugin of ours in this engine: no toggles, and KV bytes are read from its log")
+            kv = "" if self.urls else ", and KV bytes are read from its log"
+            notes.append(f"no plugin of ours in this engine: no toggles{kv}")
             metrics = [
                 m.model_copy(update={"kind": "sample", "margin": LOG_MARGIN}) if m.key in FROM_LOG else m
                 for m in metrics
             ]
         if self.engine == "endpoint":
             notes.append("each server was started once: boots are visits to it, and their spread is not that of starts")
-        notes.append(f"output_law: not-run, it asks in the tokens of our own model and this is {self.engine}")
+        if not self.speaks_our_tokens:
+            notes.append(f"output_law: not-run, it asks in the tokens of our own model and this is {self.engine}")
         return plan.model_copy(
             update={
                 "engine": self.engine,
@@ -119,7 +141,8 @@ class Served:
             changes["python"] = arm.python or self.python
             changes["speculative"] = speculative_method(arm.args) or self.speculative
         else:
-            changes["speculative"] = None if self.speculative is None else arm.speculative
+            told = self.speculative is not None or arm.speculative == UNKNOWN
+            changes["speculative"] = arm.speculative if told else None
         if not self.plugin:
             changes |= {"on": [], "takes": [], "environment": ""}
         if self.engine == "endpoint":
@@ -197,7 +220,9 @@ def _urls(given: Sequence[str]) -> dict[str, str]:
             raise InputError(f"--endpoint {found[1]} is there twice: give every arm its own name")
         urls[found[1]] = found[2].rstrip("/")
     if len(urls) < 2:
-        raise InputError("--engine endpoint needs two arms: --endpoint a=http://... --endpoint b=http://...")
+        raise InputError(
+            "--engine endpoint needs two arms: --a http://... --b http://..., or --endpoint NAME=URL twice"
+        )
     return urls
 
 

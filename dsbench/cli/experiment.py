@@ -55,6 +55,20 @@ class Asked:
     env: tuple[str, ...] = ()
     rig: Path | None = None
     endpoints: tuple[str, ...] = ()
+    a: str | None = None
+    b: str | None = None
+
+    def __post_init__(self) -> None:
+        """`--a URL --b URL` stands for the endpoint engine with two arms of these names."""
+        if self.a is None and self.b is None:
+            return
+        if self.a is None or self.b is None:
+            raise InputError(f"--{'b' if self.a is None else 'a'} URL compares with nothing: give --a and --b")
+        if self.endpoints or self.engine not in ("embedded", "endpoint"):
+            more = f"--endpoint {self.endpoints[0]}" if self.endpoints else f"--engine {self.engine}"
+            raise InputError(f"--a and --b are two running servers: leave out {more}")
+        object.__setattr__(self, "engine", "endpoint")
+        object.__setattr__(self, "endpoints", (f"a={self.a}", f"b={self.b}"))
 
     def suite(self) -> Suite:
         """The suite, stopped earlier or with other deadlines where that was asked for."""

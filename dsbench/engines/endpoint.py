@@ -70,14 +70,19 @@ class Visit:
         return Ready(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), None, self.url)
 
     def alive(self) -> bool:
-        try:
-            answer = httpx.get(f"{self.url}/health", timeout=10.0, trust_env=False, headers=authorization())
-        except httpx.HTTPError:
-            return False
-        return answer.status_code == 200
+        return alive(self.url)
 
     def last_words(self) -> str:
         return f"; {self.url} does not answer /health"
 
     def logs(self) -> list[Path]:
         return []
+
+
+def alive(url: str) -> bool:
+    """Whether a server says that it is healthy."""
+    try:
+        answer = httpx.get(f"{url}/health", timeout=10.0, trust_env=False, headers=authorization())
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+    return answer.status_code == 200

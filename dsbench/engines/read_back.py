@@ -17,7 +17,7 @@ from dsbench.engines.secrets import authorization
 from dsbench.parse.boot_facts import GIB, Boot
 from dsbench.parse.boot_log import read_boots
 from dsbench.parse.lines import read_lines
-from dsbench.parse.prometheus import read_page
+from dsbench.parse.prometheus import DRAFTS, Page, read_page
 from dsbench.probe_settings import KvProbe
 from dsbench.records import Arm
 
@@ -57,7 +57,7 @@ def read_back_all(running: Running, arm: Arm, url: str | None) -> ReadBack:
 
 
 def ask(url: str) -> dict[str, Any]:
-    """Version, model, limits and cache configuration, as the server says them over HTTP; what one lacks is left out."""
+    """Version, model, limits, cache and whether drafts are counted, as told over HTTP; what one lacks is left out."""
     found: dict[str, Any] = {}
     with httpx.Client(base_url=url, timeout=ASK_S, trust_env=False, headers=authorization()) as client:
         version = _json(client, "/version")
@@ -70,7 +70,9 @@ def ask(url: str) -> dict[str, Any]:
         try:
             page = client.get("/metrics")
             if page.status_code == 200:
-                found |= _cache_config(page.text)
+                read = read_page(page.text)
+                found |= _cache_config(read)
+                found["drafts"] = read.total(DRAFTS) is not None
         except (httpx.HTTPError, ValueError):
             pass
     return {name: value for name, value in found.items() if value is not None}
@@ -84,9 +86,9 @@ def _json(client: httpx.Client, path: str) -> Any:
         return None
 
 
-def _cache_config(text: str) -> dict[str, Any]:
+def _cache_config(page: Page) -> dict[str, Any]:
     """Labels of vLLM's `cache_config_info`: prefix caching, tokens, concurrency."""
-    for name, labels in read_page(text).values:
+    for name, labels in page.values:
         if name == "vllm:cache_config_info":
             told = dict(labels)
             return {

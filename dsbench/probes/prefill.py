@@ -15,11 +15,13 @@ CACHE_HITS = "vllm:prefix_cache_hits"
 async def run(boot: Boot) -> AsyncIterator[Reading]:
     """tokens/s of each length, from sending the request to its answer; median over the repeats.
 
-    Boots of one block get the same prompts, so that a pair differs in its arm only.
+    Boots of one block get the same prompts, so that a pair differs in its arm only; visits to running servers, whose
+    caches live on and may be one, each get their own.
     """
     config = boot.plan.probes.prefill
     assert config is not None
-    rng = random.Random(f"prefill {boot.plan.seed} {boot.planned.block}")
+    shared = boot.planned.block if boot.plan.engine != "endpoint" else f"visit {boot.planned.number}"
+    rng = random.Random(f"prefill {boot.plan.seed} {shared}")
     before = await boot.server.page()
     for length in config.lengths:
         rates = []

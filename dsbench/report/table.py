@@ -110,6 +110,8 @@ def build_changes(baseline: Arm, arm: Arm) -> list[str]:
         changes.append(f"args '{' '.join(baseline.args)}' -> '{' '.join(arm.args)}'")
     if arm.env != baseline.env:
         changes.append(f"env {baseline.env} -> {arm.env}")
+    if arm.url != baseline.url:
+        changes.append(f"server {baseline.url} -> {arm.url}")
     return changes
 
 
