@@ -53,18 +53,18 @@ def pack(make: Callable[[], Segments], rows: int, length: int) -> Batch:
     return batch
 
 
-def fill(make: Callable[[], Segments], rows: int, length: int) -> Batch:
+def fill(make: Callable[[], Segments], rows: int, length: int, pool: int = POOL) -> Batch:
     """As `pack`, with less padding: a row starts with the document that waited longest, then takes the longest of
-    `POOL` waiting ones that fits, until none does."""
+    `pool` waiting ones that fits, until none does."""
     batch = Batch([], [])
-    waiting = [document(make()) for _ in range(POOL)]
+    waiting = [document(make()) for _ in range(pool)]
     for _ in range(rows):
         first = waiting.pop(0)
         ids, weights = first[0][:length], first[1][:length]
         while True:
-            waiting += [document(make()) for _ in range(POOL - len(waiting))]
+            waiting += [document(make()) for _ in range(pool - len(waiting))]
             room = length - len(ids)
-            fitting = [i for i in range(POOL) if len(waiting[i][0]) <= room]
+            fitting = [i for i in range(pool) if len(waiting[i][0]) <= room]
             if not fitting:
                 break
             chosen = waiting.pop(max(fitting, key=lambda i: len(waiting[i][0])))

@@ -46,6 +46,27 @@ def reserved_numbers(numbers: Iterable[int]) -> bool:
     return tenth(f"micro problem {' '.join(map(str, numbers))}")
 
 
+def reserved_line(key: str, value: str) -> bool:
+    """True for the tenth of key-value lines that no training text holds."""
+    return tenth(f"micro line {key}={value}")
+
+
+PROBED = frozenset({
+    "What is the weather in Oslo?", "What is the price of BOLT stock?", "I must not forget to call Mia at 18:00.",
+    "How much is 250 USD in EUR?", "Put Dentist in my calendar for the day after tomorrow at 09:15.",
+    "Translate good morning into French and into German.", "Mail Lena a list of my events of today.",
+    "If BOLT stock is above 150, set a reminder at 09:00 to sell BOLT.", "What is the price of ACME stock in EUR?",
+    "What is the capital of Portugal?", "What is 6*7?", "Delete the mail that I sent to Ben yesterday.",
+    "Is it raining in Bergen?", "Which launch date is in notes/plan.txt?", "What is the price of KDPT stock?",
+})  # fmt: skip
+"""Questions of the harness's tool-call scenarios: training asks none of them in these words."""
+
+
+def reserved_question(question: str) -> bool:
+    """True for the tenth of questions in words that no training chat asks: facts, tools, sentences to put in JSON."""
+    return question in PROBED or tenth(f"micro question {question}")
+
+
 def operations(text: str) -> list[tuple[str, int, int]]:
     """Every `a+b`, `a x b`, `a minus b`, ... of a text, as sign and operands."""
     return [(SIGNS[m[2]], int(m[1]), int(m[3])) for m in OPERATION.finditer(text)]

@@ -1,0 +1,86 @@
+"""A step's batches: repeatable, within their shapes, nearly full, and free of everything that is held out."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from impl.dims import MICRO
+from impl.tokenizer import BOS, EOS, NEWLINE, PAD, decode
+from impl.train.micro.batches import RECALL_ONLY, batches
+from impl.train.micro.reserved import operations, reserved
+from impl.train.packing import ANSWER
+
+STEPS = st.integers(0, 10**6)
+
+
+def test_a_step_is_a_function_of_seed_and_number() -> None:
+    for progress in (0.1, 0.6):
+        assert batches(3, 17, progress) == batches(3, 17, progress)
+        assert batches(3, 17, progress) != batches(3, 18, progress)
+        assert batches(3, 17, progress) != batches(4, 17, progress)
+
+
+@settings(max_examples=40, deadline=None)
+@given(step=STEPS, progress=st.floats(0, 1), scale=st.integers(1, 2))
+def test_shapes(step: int, progress: float, scale: int) -> None:
+    work = batches(0, step, progress, scale)
+    lengths = {name: {len(row) for row in (*batch.ids, *batch.weights)} for name, batch in work.items()}
+    rows = {name: len(batch.ids) for name, batch in work.items()}
+    if progress < RECALL_ONLY:
+        assert lengths == {"copying": {256}, "recall": {256} if rows["recall"] == 8 * scale else {512}}
+    else:
+        far = lengths.pop("far").pop()
+        assert far in (1024, 2304, 4608)
+        assert progress >= {1024: 0, 2304: 0.4, 4608: 0.55}[far]
+        assert list(work) == ["numbers", "forms", "near", "far"]
+        assert all(found == {1024} for found in lengths.values())
+        assert list(rows.values()) == [2 * scale] * 3 + [max(1, 2048 // far) * scale]
+    assert max(itertools.chain.from_iterable(lengths.values())) < MICRO.max_model_len
+
+
+@settings(max_examples=20, deadline=None)
+@given(step=STEPS, progress=st.floats(0, 1))
+def test_tokens_and_weights(step: int, progress: float) -> None:
+    for name, batch in batches(0, step, progress).items():
+        for ids, weights in zip(batch.ids, batch.weights, strict=True):
+            assert ids[0] == BOS
+            assert all(0 <= i <= NEWLINE or i in (PAD, BOS, EOS) for i in ids)
+            assert all(0 <= w <= ANSWER for w in weights)
+            assert all(w == 0 for i, w in zip(ids, weights, strict=True) if i in (PAD, BOS))
+            assert all(b == PAD or (a == EOS) == (b == BOS) for a, b in itertools.pairwise(ids))
+            if name != "forms":  # a row of forms may be all prose
+                assert weights.count(ANSWER) > 0
+
+
+def test_rows_are_nearly_full() -> None:
+    rows = [row for step in range(24) for batch in batches(5, step, step / 24).values() for row in batch.ids]
+    assert sum(row.count(PAD) for row in rows) < 0.05 * sum(map(len, rows))
+
+
+def test_long_rows_come_and_are_rare() -> None:
+    lengths = [len(batches(1, step, 0.8)["far"].ids[0]) for step in range(60)]
+    assert {1024, 2304, 4608} == set(lengths)
+    assert lengths.count(1024) > 25
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), step=STEPS, progress=st.floats(RECALL_ONLY, 1))
+def test_no_held_out_pair_is_ever_computed(seed: int, step: int, progress: float) -> None:
+    work = batches(seed, step, progress)
+    for row in (*work["numbers"].ids, *work["forms"].ids):
+        assert not [op for op in operations(decode(row)) if reserved(*op)]
+
+
+def test_training_text_needs_neither_torch_nor_the_held_out_modules() -> None:
+    code = (
+        "import sys; from impl.train.micro.batches import batches; batches(0, 0, 0.5)\n"
+        "bad = [m for m in sys.modules if m.partition('.')[0] == 'torch' or 'heldout' in m]\n"
+        "sys.exit(str(bad) if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
