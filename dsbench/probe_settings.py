@@ -195,7 +195,7 @@ class CoherenceProbe(ProbeTable):
         return requests * (1 + self.needles) + len(self.parts())
 
     def longest(self) -> int:
-        asked = len("\n?") + len("kx,") * self.needles
+        asked = len("?") + len("kx,") * self.needles
         pairs = 1 + len("kx=42\n") * (self.lines + self.distractors) + asked + self.max_tokens
         return pairs if self.style == "pairs" else 0
 

@@ -1,0 +1,78 @@
+"""Acceptance that is too good, at every depth, in the notes of a verdict."""
+
+import pytest
+
+from dsbench import records as r
+from dsbench.judge import judge
+from dsbench.sanity import plausible
+from tests.dsbench.probes.serving import plan_of
+
+TABLE = """
+[probes.acceptance]
+prose = ["a"]
+structured = ["b"]
+"""
+
+
+@pytest.mark.parametrize("depth", range(1, 9))
+def test_plausible_at_every_depth(depth):
+    assert plausible(depth + 0.94, depth) == "plausible"
+    assert plausible(depth + 0.96, depth) == "implausible"
+    assert plausible(depth + 1, depth) == "implausible"
+    assert plausible(depth + 1.01, depth) == "impossible (above depth + 1)"
+    assert plausible(0.99, depth) == "impossible (below 1)"
+    assert plausible(None, depth) == "unknown"
+    for place in range(depth):
+        rates = [0.5] * depth
+        rates[place] = 0.999
+        assert plausible(1 + depth / 2, depth, rates) == "implausible"
+        assert plausible(1 + depth / 2, depth, rates, "counting").startswith("not a quality measure")
+
+
+def findings(make_records, positions, kind="prose", rounds=200, temperature="t=1"):
+    """Notes of a verdict whose candidate accepted so many drafts at each position."""
+    plan = plan_of(TABLE, speculative="dspark")
+    records = []
+    for record in make_records(plan):
+        if not (isinstance(record, r.Observation) and record.metric.startswith("accept.")):
+            records.append(record)
+        elif record.item == "prose greedy":
+            good = plan.boots[record.boot - 1].arm == "b"
+            records += of_boot(record, positions if good else [rounds // 2] * len(positions), rounds, kind, temperature)
+    return [note for note in judge(plan, records).notes if note.startswith("finding, acceptance too good")]
+
+
+def of_boot(record, positions, rounds, kind, temperature):
+    """Observations of one accept metric of one boot."""
+    item, accepted = f"{kind} {temperature}", sum(positions)
+    raws = {
+        "accept.rate": {item: [accepted, rounds * len(positions)]},
+        "accept.length": {item: [rounds + accepted, rounds]},
+        "accept.per_position": {f"{item} k{k}": [n, rounds] for k, n in enumerate(positions)},
+        "accept.conditional": {},
+    }[record.metric]
+    return [
+        record.model_copy(update={"item": name, "raw": raw, "value": raw[0] / raw[1]}) for name, raw in raws.items()
+    ]
+
+
+@pytest.mark.parametrize("depth", range(1, 6))
+@pytest.mark.parametrize("temperature", ["greedy", "t=1"])
+def test_a_position_that_is_never_rejected_is_a_finding(make_records, depth, temperature):
+    positions = [200, *[60] * (depth - 1)]
+    (note,) = findings(make_records, positions, temperature=temperature)
+    assert note.startswith("finding, acceptance too good: b ")
+    if depth > 1:
+        assert f"of prose {temperature} with {depth} drafts, position 0 accepted in 1.0000 of 400 rounds" in note
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positions": [199, 150, 100]},
+        {"positions": [40, 30, 20], "rounds": 40},
+        {"positions": [200, 100, 50], "kind": "structured"},
+    ],
+)
+def test_what_is_no_finding(make_records, changes):
+    assert findings(make_records, **changes) == []
