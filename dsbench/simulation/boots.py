@@ -50,7 +50,7 @@ def _boot(plan: Plan, boot: PlannedBoot, readings: dict[str, Readings], rng: Rng
     yield r.Conditions(boot=n, rank=0, values=facts)
     yield r.KvProfile(boot=n, rank=0, values={"source": "live-bytes"})
     yield r.Markers(boot=n, rank=0, moment="ready", pid=pid, taken=taken, refused={})
-    probes = plan.probes.names() if boot.phase == "measured" else plan.probes.warmup_names()
+    probes = plan.probes.due(boot.block)
     for step, probe in enumerate(probes, start=1):
         for key in plan.probes.metrics(probe):
             metric = plan.metric(key)

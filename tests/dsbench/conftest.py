@@ -112,7 +112,7 @@ def _boot_records(
     yield r.Conditions(boot=n, rank=0, values=facts)
     yield r.KvProfile(boot=n, rank=0, values={"source": "live-bytes"})
     yield r.Markers(boot=n, rank=0, moment="ready", pid=pid, taken=taken, refused={})
-    for step, probe in enumerate(plan.probes.names(), start=1):
+    for step, probe in enumerate(plan.probes.due(boot.block), start=1):
         for key in plan.probes.metrics(probe):
             known = {"boot": n, "metric": key, "unit": plan.metric(key).unit, "phase": boot.phase}
             given = values(boot, key)

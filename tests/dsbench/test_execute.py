@@ -38,6 +38,22 @@ def kinds(records, kind, boot):
     return [record for record in records if isinstance(record, kind) and record.boot == boot]
 
 
+def test_a_probe_for_the_first_block_runs_there_alone_and_is_not_missed_elsewhere(run, small):
+    probes = small.probes.model_copy(update={"smoke": small.probes.smoke.model_copy(update={"blocks": 1})})
+    _, plan, records = run(suite=small.model_copy(update={"probes": probes, "warmup_boots": 0}))
+    ran = {boot.block: [c.probe for c in kinds(records, r.Check, boot.number)] for boot in plan.boots}
+    assert "smoke" in ran[1]
+    assert "smoke" not in ran[2]
+    verdict = judge(plan, records)
+    assert verdict.void == []
+    (row,) = [row for row in verdict.rows if row.metric == "smoke.correct"]
+    assert (row.word, row.n_baseline) == ("inconclusive", 2)  # one boot an arm shows no repeat
+    lost = [
+        c for c in records if not (isinstance(c, r.Check) and c.probe == "smoke" and c.boot == plan.boots[0].number)
+    ]
+    assert judge(plan, lost).word == "void"
+
+
 def test_a_whole_run(run):
     folder, plan, records = run()
     verdict = judge(plan, records)
