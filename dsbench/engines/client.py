@@ -147,11 +147,12 @@ class Client:
             raise BadAnswer(f"/v1/completions answered without {error}") from None
 
     async def chat(self, message: str, max_tokens: int) -> str:
-        """The reply to one user message, greedy."""
-        body = self._body(messages=[{"role": "user", "content": message}], max_tokens=max_tokens)
+        """The reply to one user message, greedy and without thinking; '' where the engine gives no content."""
+        messages = [{"role": "user", "content": message}]
+        body = self._body(messages=messages, max_tokens=max_tokens, **thinking_fields("off"))
         answer = await self._post("/v1/chat/completions", body)
         try:
-            return str(answer["choices"][0]["message"]["content"])
+            return str(answer["choices"][0]["message"]["content"] or "")
         except (KeyError, IndexError, TypeError) as error:
             raise BadAnswer(f"/v1/chat/completions answered without {error}") from None
 
