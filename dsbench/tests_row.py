@@ -11,7 +11,7 @@ from dsbench.score.pytest_ids import Compared, Difference, Kind, compare_reports
 from dsbench.score.pytest_report import PytestReport, from_texts, merged
 
 TOLD: tuple[Kind, ...] = (
-    "new failure", "no device", "no baseline", "not collected", "inherited", "newly skipped", "removed", "fixed",
+    "new failure", "machine", "no baseline", "not collected", "inherited", "newly skipped", "removed", "fixed",
     "added",
 )  # fmt: skip
 MOST = 3

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHOWN = (
     "new failure",
-    "no device",
+    "machine",
     "no baseline",
     "not collected",
     "inherited",

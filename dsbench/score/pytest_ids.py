@@ -13,7 +13,7 @@ from dsbench.records import Word
 from dsbench.score.pytest_report import Case, PytestReport
 
 Kind = Literal[
-    "new failure", "inherited", "fixed", "added", "removed", "newly skipped", "skipped", "no device", "no baseline",
+    "new failure", "inherited", "fixed", "added", "removed", "newly skipped", "skipped", "machine", "no baseline",
     "not collected", "unchanged",
 ]  # fmt: skip
 """
@@ -24,15 +24,16 @@ added          in the candidate alone, and passes
 removed        in the baseline alone
 newly skipped  ran in the baseline, and is set aside (skip, xfail) in the candidate
 skipped        set aside wherever it is
-no device      red because the process saw no device to run on: not tested
+machine        red because the process saw no device, or no compiler for its kernels: not tested
 no baseline    red, and the baseline could not collect its module
 not collected  in the baseline, and the candidate could not collect its module
 """
 
-DEVICE = re.compile(
+MACHINE = re.compile(
     r"No CUDA GPUs are available|Found no NVIDIA driver|not compiled with CUDA|CUDA driver version is insufficient"
     r"|no CUDA-capable device|CUDA_ERROR_NO_DEVICE|CUDA unknown error|no kernel image is available"
-    r"|all CUDA-capable devices are busy|CUDA is not available|0 active drivers",
+    r"|all CUDA-capable devices are busy|CUDA is not available|0 active drivers"
+    r"|tilelang_callback_cuda_compile|nvcc\b.*not found|(?:find|locate) nvcc|CUDA_HOME\b.*not set",
     re.IGNORECASE,
 )
 IMPORT = re.compile(r"^(ModuleNotFoundError|ImportError)\b|cannot open shared object file|undefined symbol")
@@ -42,6 +43,7 @@ FAULT = re.compile(
     re.IGNORECASE,
 )
 """A fault poisons its process: every test after it fails for the one reason, and it is still the code's."""
+NO_MACHINE = "no device or compiler"
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
@@ -132,8 +134,8 @@ def _kind(
     inherits: Mapping[str, str],
 ) -> tuple[Kind, str]:
     module = name.partition("::")[0]
-    if any(case and case.red and DEVICE.search(case.reason) for case in (a, b)):
-        return "no device", ""
+    if any(case and case.red and MACHINE.search(case.reason) for case in (a, b)):
+        return "machine", ""
     if b is None:
         return ("not collected" if module in candidate.collection else "removed"), ""
     if a is None and b.red and module in baseline.collection:
@@ -247,8 +249,8 @@ def environment_red(report: PytestReport) -> str | None:
         return None
     reasons = {_NUMBERS.sub("N", case.reason) for case in ran.values()}
     shown = next(iter(ran.values())).reason
-    if all(DEVICE.search(case.reason) for case in ran.values()):
-        return f"no device: {shown}"
+    if all(MACHINE.search(case.reason) for case in ran.values()):
+        return f"{NO_MACHINE}: {shown}"
     if len(reasons) != 1 or not shown or FAULT.search(shown) or re.match(r"assert\b|AssertionError", shown):
         return None
     if IMPORT.search(shown):
@@ -272,19 +274,19 @@ def _word(
 
     broken = [path for path, (a, b) in collection.items() if b is not None and a is None]
     lost = [path for path, (a, b) in collection.items() if b is not None and a is not None]
-    no_device = environment[1] is not None and environment[1].startswith("no device")
+    no_machine = environment[1] is not None and environment[1].startswith(NO_MACHINE)
     passed_before = [d for d in differences if d.kind == "removed" and d.baseline and d.baseline.green]
     told: list[tuple[Word, bool, str]] = [
         ("regressed", bool(n("new failure")), f"{n('new failure')} new failure{'' if n('new failure') == 1 else 's'}"),
         ("regressed", bool(broken), f"the candidate cannot collect {', '.join(broken)}, which the baseline can"),
         (
             "regressed",
-            bool(environment[1]) and not environment[0] and not no_device,
+            bool(environment[1]) and not environment[0] and not no_machine,
             f"the candidate's whole run is red, by its environment and no test: {environment[1]}",
         ),
         (
             "void",
-            bool(environment[1]) and (bool(environment[0]) or no_device),
+            bool(environment[1]) and (bool(environment[0]) or no_machine),
             f"{'both arms were' if environment[0] else 'the candidate was'} not tested: {environment[1]}",
         ),
         (
@@ -293,7 +295,7 @@ def _word(
             f"the baseline was not tested: {environment[0]}",
         ),
         ("void", bool(lost), f"neither arm can collect {', '.join(lost)}: not run"),
-        ("void", bool(n("no device")), f"{tests('no device')} red because no device was seen: not tested"),
+        ("void", bool(n("machine")), f"{tests('machine')} red because of the machine, without device or compiler"),
         ("void", bool(n("no baseline")), f"{tests('no baseline')} red where the baseline could not be collected"),
         ("void", not _shared(differences) and not any(environment), "no test ran in both arms"),
         (

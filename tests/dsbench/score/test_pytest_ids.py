@@ -10,7 +10,7 @@ from dsbench.score.pytest_report import PytestReport, read_console, read_junit
 from tests.dsbench.score.pytest_files import junit
 
 MHC = "tests/kernels/test_mhc_kernels.py"
-SAMPLER = "tests/v1/sample/test_rejection_sampler_utils.py"
+SAMPLER = "tests/v1/spec_decode/test_rejection_sampler_utils.py"
 WRONG = "failed: AssertionError: tensors are not close"
 
 
@@ -27,34 +27,43 @@ def kinds(answer) -> dict[str, str]:
 
 
 # --- the source document's kernel-test A/B --------------------------------------------------------------------------
+# Totals as the maintainer's notes give them; which tests they fall on is made up, the named ones apart.
+
+NO_FLASH = "failed: ImportError: requires the CUDA flash attention extensions (_vllm_fa2_C or _vllm_fa3_C)"
 
 
 def mhc_before() -> dict[str, str]:
-    """13 failures: every case of the fused transition at 128, and nine others."""
+    """13 failed, 31 passed, 8 skipped: every case of the fused transition at 128 fails, and nine others."""
     cases = {f"{MHC}::test_mhc_fused_post_pre[{n}-{h}]": "passed" for n in (1, 16, 17, 8192) for h in (64, 256)}
-    cases |= {f"{MHC}::test_mhc_fused_post_pre[{n}-128]": WRONG for n in (1, 16, 17, 8192)}
-    cases |= {f"{MHC}::test_mhc_head[{n}-128]": WRONG for n in range(6)}
-    cases |= {f"{MHC}::test_mhc_aux_mean[{n}]": WRONG for n in range(3)}
-    return cases
+    cases |= {f"{MHC}::test_mhc_fused_post_pre[{n}-128]": NO_FLASH for n in (1, 16, 17, 8192)}
+    cases |= {f"{MHC}::test_mhc_head[{n}-128]": NO_FLASH for n in range(6)}
+    cases |= {f"{MHC}::test_mhc_aux_mean[{n}]": NO_FLASH for n in range(3)}
+    cases |= {f"{MHC}::test_mhc_pre[{n}]": "passed" for n in range(23)}
+    return cases | {f"{MHC}::test_mhc_rocm[{n}]": "skipped: needs ROCm" for n in range(8)}
 
 
 def mhc_after() -> dict[str, str]:
-    """11 failures: three are mended, and a variant that is new fails at 128."""
+    """11 failed, 53 passed, 8 skipped: three are mended, and of 20 tests that are new one fails."""
     cases = mhc_before() | {f"{MHC}::test_mhc_aux_mean[{n}]": "passed" for n in range(3)}
     cases |= {f"{MHC}::test_mhc_fused_post_pre_reuses_dead_buffers[{h}]": "passed" for h in (64, 256)}
-    return cases | {f"{MHC}::test_mhc_fused_post_pre_reuses_dead_buffers[128]": WRONG}
+    cases |= {f"{MHC}::test_mhc_post_hc_head[{n}]": "passed" for n in range(17)}
+    return cases | {f"{MHC}::test_mhc_fused_post_pre_reuses_dead_buffers[128]": NO_FLASH}
 
 
 def sampler(passed: int) -> dict[str, str]:
     return {f"{SAMPLER}::test_rejection[{n}]": "passed" for n in range(passed)}
 
 
+def counts(report: PytestReport) -> tuple[int, ...]:
+    return tuple(report.count(status) for status in ("failed", "passed", "skipped"))
+
+
 def test_the_merge_introduced_no_failure():
     before, after = report(mhc_before()), report(mhc_after())
-    assert (before.count("failed"), after.count("failed")) == (13, 11)
+    assert (counts(before), counts(after)) == ((13, 31, 8), (11, 53, 8))
     answer = compare_reports(before, after)
     assert answer.of("new failure") == []
-    assert [len(answer.of(kind)) for kind in ("fixed", "inherited", "added")] == [3, 11, 2]
+    assert [len(answer.of(kind)) for kind in ("fixed", "inherited", "added")] == [3, 11, 19]
     (only_after,) = [d for d in answer.of("inherited") if d.baseline is None]
     assert only_after.id == f"{MHC}::test_mhc_fused_post_pre_reuses_dead_buffers[128]"
     assert only_after.note == "inherits from test_mhc_fused_post_pre[*-128]: 4 cases red in both arms"
@@ -67,6 +76,16 @@ def test_the_sampler_gained_two_tests():
     answer = compare_reports(before, after)
     assert len(answer.of("added")) == 2
     assert answer.word == "equivalent"
+
+
+def test_the_run_without_a_compiler_is_no_43_against_63_failures():
+    """The maintainer's third false result: a shell without nvcc turned every test red that compiles a kernel."""
+    red = "failed: RuntimeError: tilelang_callback_cuda_compile"
+    cpu = {f"{MHC}::test_shapes[{n}]": "passed" for n in range(9)}
+    before = cpu | {f"{MHC}::test_mhc[{n}]": red for n in range(43)}
+    answer = compared(before, before | {f"{MHC}::test_mhc[{n}]": red for n in range(63)})
+    assert (answer.word, answer.of("new failure"), answer.of("inherited")) == ("void", [], [])
+    assert answer.reasons == ["63 tests red because of the machine, without device or compiler"]
 
 
 def test_the_merge_with_one_case_mended_is_another_matter():
@@ -104,8 +123,8 @@ def test_the_merge_with_one_case_mended_is_another_matter():
         (None, WRONG, "new failure", "regressed"),
         ("passed", None, "removed", "inconclusive"),
         (WRONG, None, "removed", "equivalent"),
-        ("passed", "failed: RuntimeError: No CUDA GPUs are available", "no device", "void"),
-        ("error: RuntimeError: Found no NVIDIA driver on your system", "passed", "no device", "void"),
+        ("passed", "failed: RuntimeError: No CUDA GPUs are available", "machine", "void"),
+        ("error: RuntimeError: Found no NVIDIA driver on your system", "passed", "machine", "void"),
     ],
 )
 def test_one_id_beside_a_test_that_passes(before, after, kind, word):
@@ -231,8 +250,8 @@ def everywhere(told: str, n: int = 3) -> dict[str, str]:
     [
         ("passed", NO_MODULE, "regressed", "import error"),
         ("passed", OTHER, "regressed", "every test fails for one reason"),
-        ("passed", NO_CUDA, "void", "the candidate was not tested: no device"),
-        (NO_CUDA, NO_CUDA, "void", "both arms were not tested: no device"),
+        ("passed", NO_CUDA, "void", "the candidate was not tested: no device or compiler"),
+        (NO_CUDA, NO_CUDA, "void", "both arms were not tested: no device or compiler"),
         (NO_MODULE, "passed", "void", "the baseline was not tested: import error"),
     ],
 )
