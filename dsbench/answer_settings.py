@@ -120,6 +120,11 @@ class Gsm8kProbe(ProbeTable):
         """What ends a completion: the beginning of another question. A chat ends by itself."""
         return self.form.partition("{question}")[0].strip() or None if self.mode == "completion" else None
 
+    def body(self) -> dict[str, Any]:
+        """What a request says beside prompt, length and stop."""
+        sent = self.mode == "chat" and self.chat_template_kwargs
+        return {"chat_template_kwargs": self.chat_template_kwargs} if sent else {}
+
     def pinned(self) -> Gsm8kProbe:
         questions, texts = self.load()
         found = digest(texts, questions)
@@ -146,3 +151,7 @@ class InstructionProbe(ProbeTable):
 
     def n_items(self) -> int:
         return self.items
+
+    def body(self) -> dict[str, Any]:
+        """What a request says beside prompt and length."""
+        return {"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}

@@ -29,7 +29,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     # A narrow terminal wraps lines by itself; a name or a figure is never cut.
     needed = console.measure(table, options=console.options.update(max_width=MOST_COLUMNS)).maximum
     console.width = max(console.width if console.is_terminal else PIPE_WIDTH, needed)
-    console.print(title, style="bold")
+    console.print(title, style="bold", markup=False)
     console.print(table)
     console.print()
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dsbench.answer_settings import Gsm8kProbe
 from dsbench.engines.client import Reply
@@ -38,9 +38,8 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
         raise ProbeFailed(f"the questions of '{config.source}' are not those of the plan: its digest differs")
 
     async def ask(text: str) -> Reply:
-        more: dict[str, Any] = {"chat_template_kwargs": config.chat_template_kwargs} if config.chat_template_kwargs else {}
         chat = config.mode == "chat"
-        return await boot.server.write(text, config.max_tokens, chat=chat, stop=config.stop, **(more if chat else {}))
+        return await boot.server.write(text, config.max_tokens, chat=chat, stop=config.stop, **config.body())
 
     replies = in_order(texts, ask, config.concurrency)
     number = 0

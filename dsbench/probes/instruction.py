@@ -1,16 +1,15 @@
 """Instruction following: JSON and nothing else, greedy, checked against the facts of one sentence.
 
-Prompts: `Reply with JSON only, keys name, age: <sentence>` as a chat, thinking off, temperature 0. Sentences are made
-from `seed`: who somebody is, how old, where they live and how many pets they have, two to four of these a prompt, each
-as a key.
+Prompts: `Reply with JSON only, keys age, name: <sentence>` as a chat, thinking off, temperature 0. Sentences are made
+from `seed` and tell somebody's name, age, city and, in some, job; two to four of these are asked for, in any order.
 
 Scorer: `dsbench/score/instruction.py`: one object, exactly the keys asked for, texts and whole numbers as such, the
 values of the sentence, nothing around it. A code fence is a miss. One item a prompt, `instruction.correct` 1 or 0,
 with the reply as text and, where it is a miss, the reason.
 
 What failure looks like: a broken format (fences, prose, a missing bracket, keys of another prompt) points to the
-sampling or to a lost system of the text; right JSON with the wrong name or age points to attention that looks up the
-wrong place.
+sampling or to states that leak between requests; right JSON with the wrong name or age points to attention that looks
+up the wrong place.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 from dsbench.engines.client import Reply
 from dsbench.probes.boot import Boot, Reading
@@ -26,8 +24,15 @@ from dsbench.probes.gsm8k import in_order
 from dsbench.score.instruction import Facts, fault
 
 NAMES = ("Ann", "Ben", "Cara", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kim", "Leo", "Mia", "Ned")
-CITIES = ("Oslo", "Rome", "Paris", "Lima", "Cairo", "Delhi", "Quito", "Tokyo", "Berlin", "Dublin", "Madrid", "Vienna")
-PHRASES = {"age": "is {} years old", "city": "lives in {}", "pets": "has {} pets"}
+CITIES = ("Oslo", "Rome", "Paris", "Lima", "Cairo", "Delhi", "Lisbon", "Tokyo", "Berlin", "Dublin", "Madrid", "Vienna")
+JOBS = ("baker", "doctor", "teacher", "pilot", "farmer", "painter", "nurse", "driver", "writer")
+SENTENCES = (
+    "{name} is {age} years old and lives in {city}.",
+    "{name} lives in {city} and is {age} years old.",
+    "{name} is a {job} in {city} and {age} years old.",
+    "{name}, who is {age} years old, lives in {city} and works as a {job}.",
+    "The {job} {name} is {age} years old and lives in {city}.",
+)
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,14 @@ def tasks(count: int, seed: int) -> list[Task]:
 
 
 def _task(rng: random.Random) -> Task:
-    values: dict[str, str | int] = {
-        "name": rng.choice(NAMES), "age": rng.randint(18, 90), "city": rng.choice(CITIES), "pets": rng.randint(2, 9)
+    sentence = rng.choice(SENTENCES)
+    told: dict[str, str | int] = {
+        "name": rng.choice(NAMES), "age": rng.randint(18, 90), "city": rng.choice(CITIES), "job": rng.choice(JOBS)
     }  # fmt: skip
-    told = [key for key in PHRASES if key in rng.sample(list(PHRASES), rng.randint(1, len(PHRASES)))]
-    facts = {key: values[key] for key in ("name", *told)}
-    clauses = [PHRASES[key].format(values[key]) for key in told]
-    sentence = " and ".join(part for part in (", ".join(clauses[:-1]), clauses[-1]) if part)
-    return Task(f"Reply with JSON only, keys {', '.join(facts)}: {values['name']} {sentence}.", facts)
+    known = [key for key in told if f"{{{key}}}" in sentence]
+    wanted = rng.sample(known, rng.randint(2, len(known)))
+    prompt = f"Reply with JSON only, keys {', '.join(wanted)}: {sentence.format(**told)}"
+    return Task(prompt, {key: told[key] for key in wanted})
 
 
 async def run(boot: Boot) -> AsyncIterator[Reading]:
@@ -66,8 +71,7 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
     asked = tasks(config.items, config.seed)
 
     async def ask(task: Task) -> Reply:
-        more: dict[str, Any] = {"chat_template_kwargs": config.chat_template_kwargs} if config.chat_template_kwargs else {}
-        return await boot.server.write(task.prompt, config.max_tokens, chat=True, **more)
+        return await boot.server.write(task.prompt, config.max_tokens, chat=True, **config.body())
 
     number = 0
     async for reply in in_order(asked, ask, config.concurrency):
