@@ -17,6 +17,7 @@ from dsbench.engines.read_back import ask
 from dsbench.engines.secrets import is_secret, refuse_secrets
 from dsbench.engines.vllm import limits, look_into, model_config, model_of, speculative_method, split_args
 from dsbench.errors import InputError
+from dsbench.pytest_settings import PytestProbe
 from dsbench.records import Arm, EngineName, Plan
 from dsbench.rig import Rig, load_rig
 from dsbench.suite import Suite, Timeouts
@@ -87,8 +88,16 @@ class Served:
         boot = suite.timeouts.boot if timeout is not None else max(BOOT_S, suite.timeouts.boot)
         deadlines = Timeouts(boot=boot, probe=suite.timeouts.probe, stop=max(STOP_S, suite.timeouts.stop))
         unanswered = [*([] if self.speaks_our_tokens else ["output_law"]), *(["kv"] if self.urls else [])]
-        probes = suite.probes.without(*unanswered)
+        probes = suite.probes.without(*unanswered, *self.untestable(suite))
         return suite.model_copy(update={"timeouts": deadlines, "probes": probes})
+
+    def untestable(self, suite: Suite) -> dict[str, str]:
+        """Reasons, by probe, why tests of a checkout cannot be run for this engine."""
+        tables = {name: suite.probes.table(name) for name in suite.probes.names()}
+        tests = {name: table for name, table in tables.items() if isinstance(table, PytestProbe)}
+        if self.engine != "vllm":
+            return dict.fromkeys(tests, f"nothing tells which interpreter runs a {self.engine} engine")
+        return {name: "the suite selects no tests of vLLM" for name, table in tests.items() if not table.selection}
 
     def specs(self, specs: Sequence[ArmSpec]) -> list[ArmSpec]:
         """Arms by the URLs, where those are the arms."""

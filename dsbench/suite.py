@@ -32,8 +32,29 @@ class Timeouts(Table):
     """From the polite signal to the end of the whole process group, before it is killed."""
 
 
+class Build(Table):
+    """What a recipe serves: the engine, its flags and variables, as its source states them."""
+
+    engine: Literal["vllm"] = "vllm"
+    hardware: str
+    """What the source measured on."""
+    model: str | None = None
+    serve_args: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
+    """Flags and values of `vllm serve`, each a string of its own."""
+    env: dict[str, str] = Field(default={})
+    unknown: list[str] = Field(default=[])
+    """Settings that the source does not state: left out, so the engine's own hold."""
+
+    @field_validator("serve_args")
+    @classmethod
+    def _flags(cls, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-"):
+            raise ValueError(f"begins with '{args[0]}', which is no flag; a model is `model`")
+        return args
+
+
 class Suite(Table):
-    """What one experiment measures."""
+    """What one experiment measures; with a build it is a recipe."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     summary: str
@@ -49,6 +70,8 @@ class Suite(Table):
     """Metrics a toggle of this suite cannot touch: if one moves beyond its margin the experiment is void."""
     probes: Probes
     timeouts: Timeouts = Timeouts()
+    build: Build | None = None
+    """What is served unless the command line says otherwise."""
 
     @field_validator("guards", "drift_controls")
     @classmethod

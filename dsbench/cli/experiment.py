@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ class Asked:
     a_python: str | None = None
     b_python: str | None = None
     controls: bool = False
-    engine: EngineName = "embedded"
+    engine: EngineName | None = None
     vllm_python: str | None = None
     serve_args: str | None = None
     env: tuple[str, ...] = ()
@@ -59,16 +60,32 @@ class Asked:
     b: str | None = None
 
     def __post_init__(self) -> None:
-        """`--a URL --b URL` stands for the endpoint engine with two arms of these names."""
+        """`--a URL --b URL` stands for the endpoint engine with two arms of these names; a recipe has its engine."""
         if self.a is None and self.b is None:
+            self._take_engine()
             return
         if self.a is None or self.b is None:
             raise InputError(f"--{'b' if self.a is None else 'a'} URL compares with nothing: give --a and --b")
-        if self.endpoints or self.engine not in ("embedded", "endpoint"):
+        if self.endpoints or self.engine not in (None, "endpoint"):
             more = f"--endpoint {self.endpoints[0]}" if self.endpoints else f"--engine {self.engine}"
             raise InputError(f"--a and --b are two running servers: leave out {more}")
         object.__setattr__(self, "engine", "endpoint")
         object.__setattr__(self, "endpoints", (f"a={self.a}", f"b={self.b}"))
+
+    def _take_engine(self) -> None:
+        """The engine asked for, else the recipe's with its flags and variables, else ours."""
+        from dsbench.recipe import environment, overlaid
+        from dsbench.suite import load_suite
+
+        build = load_suite(self.suite_name).build
+        if build is None or self.engine not in (None, build.engine):
+            object.__setattr__(self, "engine", self.engine or "embedded")
+            return
+        from dsbench.engines.vllm import split_args
+
+        object.__setattr__(self, "engine", build.engine)
+        object.__setattr__(self, "serve_args", shlex.join(overlaid(build, split_args(self.serve_args or ""))))
+        object.__setattr__(self, "env", environment(build, self.env))
 
     def suite(self) -> Suite:
         """The suite, stopped earlier or with other deadlines where that was asked for."""
@@ -106,8 +123,10 @@ class Asked:
     def _served_plan(self, suite: Suite, specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:
         """The plan for an engine that is not ours."""
         from dsbench.plan import plan_experiment
+        from dsbench.recipe import recipe_notes
         from dsbench.served import read_served
 
+        assert self.engine is not None
         self._refuse(EMBEDDED_ONLY, f"is for the embedded engine; give {self.engine} its own flags in --serve-args")
         named = [*self.toggles, *(toggle for spec in specs for toggle in spec.toggles)]
         served = read_served(
@@ -127,7 +146,9 @@ class Asked:
             controls=self.controls,
             **{"alike": self.engine == "endpoint", **options},
         )
-        return served.finish(plan)
+        plan = served.finish(plan)
+        untested = [f"{name}: not-run, {why}" for name, why in served.untestable(suite).items()]
+        return plan.model_copy(update={"notes": [*plan.notes, *untested, *recipe_notes(suite, self.engine)]})
 
     def _refuse(self, names: Sequence[str], why: str) -> None:
         """InputError for the first of these options that was given."""

@@ -74,9 +74,7 @@ build_options: Callable[[Function], Function] = group(
     click.option(
         "--engine",
         type=click.Choice(ENGINES),
-        default="embedded",
-        show_default=True,
-        help="Ours, `vllm serve`, your own commands, or servers that run.",
+        help="Ours, `vllm serve`, your own commands, or servers that run. [default: the recipe's, else embedded]",
     ),
     click.option("--vllm-python", metavar="VENV", help="vllm: environment to serve from. [default: this one]"),
     click.option("--serve-args", metavar="ARGS", help="vllm: 'MODEL --flag value ...', as for `vllm serve`."),
