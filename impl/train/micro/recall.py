@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from impl.train.micro.prose import sentence
 from impl.train.micro.reserved import reserved_line
@@ -108,8 +108,9 @@ def lookup(rng: random.Random, characters: int, stage: Stage) -> Segments:
     chat = rng.random() < stage.chats
     prose = rng.choice(stage.prose)
     mixed = rng.choice((0.0, 0.2, 0.35, 0.5))
-    """Share of queries and lines again while the context grows."""
-    context = int(characters * rng.uniform(0.45, 0.8))
+    """Share of queries and lines again among lines, while the context grows."""
+    # Few lines are soon asked for: prose goes on nearly to the end.
+    context = int(characters * (rng.uniform(0.75, 0.95) if prose else rng.uniform(0.45, 0.8)))
     text: Segments = []
     size = 0
 
@@ -125,16 +126,18 @@ def lookup(rng: random.Random, characters: int, stage: Stage) -> Segments:
         growing = size < context and not lines.exhausted
         if most < 1:
             break
-        if growing and rng.random() < prose:
+        if growing and rng.random() < prose and (lines.values or size < context // 4):
             line = f"{sentence(rng)}\n"
-            if len(line) <= room:
+            idle = 0 if len(line) <= room else idle + 1
+            if not idle:
                 add((line, PROSE / 3))
-            idle += 1
         elif growing and (not lines.values or rng.random() >= mixed):
             add((lines.new(size), GIVEN))
         else:
             count = min(most, rng.randint(2, 6) if rng.random() < stage.several else 1)
             keys = lines.asked(size, stage, count)
+            if not keys and not growing:  # at the end of a short context all lines may be near
+                keys = lines.asked(size, replace(stage, far=0.0), 1)
             if keys:
                 again = growing and len(keys) == 1 and rng.random() < 0.5
                 add(*(repeated if again else turn if chat else query)(keys, lines))
