@@ -29,6 +29,9 @@ COPY_LETTERS = string.ascii_lowercase + string.digits
 LINE, TURN = 6, 8
 """Characters of a line, which is also what each key adds to a query, and of what else a chat turn has."""
 
+ASKING = 40
+"""Characters that are always left for queries."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -110,7 +113,8 @@ def lookup(rng: random.Random, characters: int, stage: Stage) -> Segments:
     mixed = rng.choice((0.0, 0.2, 0.35, 0.5))
     """Share of queries and lines again among lines, while the context grows."""
     # Few lines are soon asked for: prose goes on nearly to the end.
-    context = int(characters * (rng.uniform(0.75, 0.95) if prose else rng.uniform(0.45, 0.8)))
+    share = rng.uniform(0.75, 0.95) if prose else rng.uniform(0.45, 0.8)
+    context = min(int(characters * share), characters - ASKING)
     text: Segments = []
     size = 0
 
