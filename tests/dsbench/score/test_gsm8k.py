@@ -131,8 +131,9 @@ def test_writing_and_reading_a_number(number):
 
 
 PIECES = st.sampled_from(
-    ["####", "#", "\\boxed{", "{", "}", "<think>", "</think>", "Question:", "\nQ:", "Answer:", "the answer is ", "12", "-7",
-     "1,000", "1/2", "2 1/2", "\\frac{1}{2}", "3-5", "7:30", "2x3", "(", "%)", "check:", "=", ".", "\n", " ", "$", "½", "٣", "x"]
+    ["####", "#", "\\boxed{", "{", "}", "<think>", "</think>", "Question:", "\nQ:", "Answer:", "the answer is ", "12",
+     "-7", "1,000", "1/2", "2 1/2", "\\frac{1}{2}", "3-5", "7:30", "2x3", "(", "%)", "check:", "=", ".", "\n", " ", "$",
+     "½", "٣", "x"]
 )  # fmt: skip
 
 
@@ -149,10 +150,10 @@ def test_any_text_is_read_and_thinking_in_front_changes_nothing(text):
 
 
 LONG = 60_000
-SLOW = ["#", "####", "#### ", "\\boxed{", "\\boxed{1", "{", "}", "<think>", "</think>", "<think></think>", "1", "1,", "1,234,",
-        "1-", "1:", "1x", "1 x ", "(", "(%", "Question:", "\nQ:", "Answer:", "the answer is ", "answer is. ", "-", "$", " ",
-        "\n", "check:", ".check ", "to ", "a", "a1", "1 1/2 ", "1/", "\\frac{1}{", "=", "1=", "^{1", "from 1 to ", "½",
-        "#### 1. a", "answer \n"]  # fmt: skip
+SLOW = ["#", "####", "#### ", "\\boxed{", "\\boxed{1", "{", "}", "<think>", "</think>", "<think></think>", "1", "1,",
+        "1,234,", "1-", "1:", "1x", "1 x ", "(", "(%", "Question:", "\nQ:", "Answer:", "the answer is ", "answer is. ",
+        "-", "$", " ", "\n", "check:", ".check ", "to ", "a", "a1", "1 1/2 ", "1/", "\\frac{1}{", "=", "1=", "^{1",
+        "from 1 to ", "½", "#### 1. a", "answer \n"]  # fmt: skip
 
 
 @pytest.mark.parametrize("piece", SLOW)

@@ -45,12 +45,13 @@ def test_rows_of_every_shape(written):
 
 
 def test_lm_eval_samples_count_once(written):
-    rows = score_file(
-        written(
-            sample(0, "So #### 10", "10"), sample(1, "12, or #### 11", "11"),
-            sample(0, "So #### 10", "10", filter="flexible-extract"), sample(1, "12, or #### 11", "11", filter="flexible"),
-        )
-    )  # fmt: skip
+    path = written(
+        sample(0, "So #### 10", "10"),
+        sample(1, "12, or #### 11", "11"),
+        sample(0, "So #### 10", "10", filter="flexible-extract"),
+        sample(1, "12, or #### 11", "11", filter="flexible-extract"),
+    )
+    rows = score_file(path)
     assert [(row.id, row.extracted, row.correct, row.truncated) for row in rows] == [
         ("0", "10", True, None), ("1", "11", False, None)
     ]  # fmt: skip
@@ -93,7 +94,7 @@ def test_many_bad_rows_are_counted(written):
 
 def test_files_without_rows(tmp_path):
     path = tmp_path / "rows.jsonl"
-    with pytest.raises(InputError, match="cannot read .*rows.jsonl: No such file"):
+    with pytest.raises(InputError, match=r"cannot read .*rows\.jsonl: No such file"):
         score_file(path)
     path.write_bytes(b"\n \n")
     with pytest.raises(InputError, match="no rows"):
@@ -116,6 +117,8 @@ def test_any_row_is_scored_or_refused_in_one_line(tmp_path_factory, row):
     path = tmp_path_factory.getbasetemp() / "any_gsm8k_row.jsonl"
     path.write_text(json.dumps(row))
     try:
-        assert len(score_file(path)) == 1
+        told = f"scored {len(score_file(path))}"
     except InputError as error:
-        assert "\n" not in str(error).removeprefix(str(path))
+        told = str(error)
+    assert told == "scored 1" or told.startswith(f"{path}: line 1: ")
+    assert "\n" not in told
