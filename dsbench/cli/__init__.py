@@ -46,6 +46,7 @@ COMMANDS: dict[str, Entry] = {
     "selftest": Entry("dsbench.cli.selftest:selftest", "Plant defects in real runs; say which the verdict names."),
     "show": Entry("dsbench.cli.show:show", "Show a stored experiment's table and verdict."),
     "simulate": Entry("dsbench.cli.simulate:simulate", "Simulate experiments: how often are the verdicts wrong?"),
+    "suites": Entry("dsbench.cli.suites:suites", "List the suites, or describe one."),
     "tests": Entry("dsbench.cli.tests:tests", "Compare two runs of tests by test id: new, inherited, fixed."),
     "toggles": Entry("dsbench.cli.toggles:toggles", "List the toggles, or describe one."),
 }

@@ -1,0 +1,79 @@
+"""`dsbench suites`: what it says is worked out from the suite."""
+
+import json
+
+import pytest
+
+from dsbench.cli import main
+from dsbench.cli.suites import resolves
+from dsbench.suite import load_suite, parse_suite, shipped
+from tests.dsbench.conftest import SMALL
+
+
+@pytest.fixture
+def say(capsys, tmp_path):
+    def go(*args):
+        with pytest.raises(SystemExit) as ended:
+            main(["suites", "--out", str(tmp_path / "results"), *args])
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return go
+
+
+def test_every_shipped_suite_is_listed(say):
+    code, out, _ = say()
+    assert code == 0
+    for name in shipped():
+        suite = load_suite(name)
+        (line,) = [line for line in out.splitlines() if line.startswith(f"{name} ")]
+        assert suite.summary in line
+        assert f" {2 * (suite.warmup_boots + suite.blocks)} " in line
+        assert "not measured yet" in line
+
+
+def test_one_suite_in_detail(say):
+    code, out, _ = say("sm120-pr")
+    assert code == 0
+    for part in ("--gpu-memory-utilization 0.975", "KV dtype", "long_context.tps.65539", "14 with one candidate"):
+        assert part in out
+    told = json.loads(say("sm120-pr", "--json")[1])
+    assert told["boots"] == 14
+    assert told["build"]["serve_args"][1] == "2"
+    assert told["probes"]["prefill"]["metrics"][0] == "prefill.tps.1024"
+
+
+def test_an_unknown_name_is_one_line(say):
+    code, out, err = say("quik")
+    assert (code, out) == (2, "")
+    assert "did you mean quick?" in err
+
+
+def test_a_file_is_a_suite_too(say, tmp_path):
+    (tmp_path / "mine.toml").write_text(SMALL)
+    assert "small: one reading of everything" in say(str(tmp_path / "mine.toml"))[1]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "speed", "kv"),
+    [
+        (1, "equivalent within 2 %; a change from 6 blocks on", "a loss, and nothing else: one boot an arm"),
+        (5, "equivalent within 2 %; a change from 6 blocks on", "any change"),
+        (12, "standard deviations of a block's difference", "any change"),
+    ],
+)
+def test_what_so_many_blocks_can_show(blocks, speed, kv):
+    shows = resolves(parse_suite(SMALL.replace("blocks = 2", f"blocks = {blocks}"), "s.toml"))
+    assert speed in shows["decode"]
+    assert shows["kv"] == kv
+    assert shows["smoke"] == "any item that is lost"
+
+
+def test_more_items_and_more_boots_show_less():
+    def points(suite, probe):
+        text = resolves(suite)[probe]
+        return float(text.split("at best ")[1].split(" points")[0])
+
+    recipe = load_suite("gb10-review")
+    more = recipe.model_copy(update={"blocks": 8})
+    assert 0 < points(more, "gsm8k") < points(recipe, "gsm8k") < points(recipe, "toolcall")
