@@ -132,9 +132,10 @@ def lookup(rng: random.Random, characters: int, stage: Stage) -> Segments:
             break
         if growing and rng.random() < prose and (lines.values or size < context // 4):
             line = f"{sentence(rng)}\n"
-            idle = 0 if len(line) <= room else idle + 1
-            if not idle:
+            if size + len(line) <= context:
                 add((line, PROSE / 3))
+            else:
+                context = size
         elif growing and (not lines.values or rng.random() >= mixed):
             add((lines.new(size), GIVEN))
         else:
