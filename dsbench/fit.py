@@ -56,9 +56,8 @@ def _not_run(arms: Sequence[Arm], synthetic: bool) -> dict[str, str]:
     elif silent:
         reasons["acceptance"] = f"{', '.join(silent)} has no speculation, so there is nothing to compare with"
     if synthetic:
-        reasons |= dict.fromkeys(
-            ("smoke", "coherence", "output_law"), "with synthetic acceptance the output is not the target's"
-        )
+        graded = ("smoke", "gsm8k", "instruction", "coherence", "toolcall", "output_law")
+        reasons |= dict.fromkeys(graded, "with synthetic acceptance the output is not the target's")
     return reasons
 
 

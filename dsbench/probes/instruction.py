@@ -9,7 +9,7 @@ with the reply as text and, where it is a miss, the reason.
 
 What failure looks like: a broken format (fences, prose, a missing bracket, keys of another prompt) points to the
 sampling or to states that leak between requests; right JSON with the wrong name or age points to attention that looks
-up the wrong place.
+up the wrong place. It needs a model that was taught JSON: pico answers none, whatever is planted.
 """
 
 from __future__ import annotations

@@ -152,3 +152,10 @@ def test_settings_that_cannot_be(file):
             Gsm8kProbe(**fields).pinned()
     with pytest.raises(ValueError, match=r"has no \{question\} in it"):
         Gsm8kProbe(template="Q:")
+
+
+def test_answers_are_not_graded_where_drafts_are_accepted_at_will():
+    tables = "[probes.gsm8k]\nlimit = 3\n[probes.instruction]\n"
+    plan = plan_of(tables, speculative="dspark", engine_args=["--synthetic-acceptance-rates", "0.9"])
+    assert (plan.probes.gsm8k, plan.probes.instruction) == (None, None)
+    assert any("gsm8k, instruction: not-run" in note for note in plan.notes)
