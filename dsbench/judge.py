@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsbench.claims import corrected, is_unproven_gain
+from dsbench.coherence_findings import coherence_findings
 from dsbench.compare import compare
 from dsbench.decide import overall, worst
 from dsbench.effects import effects
@@ -53,6 +54,7 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
             *_declared_notes(plan, usable),
             *acceptance_findings(plan, usable),
             *law_findings(plan, usable),
+            *coherence_findings(plan, usable),
             *_boot_notes(plan, boots),
         ],
     )

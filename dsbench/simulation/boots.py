@@ -125,6 +125,8 @@ def _exact_or_items(plan: Plan, metric: Metric, probe: str, rng: Rng) -> Reading
     if metric.kind == "item":
         value: Any = [1, 2, 3] if metric.key == "identity.tokens" else 1
         return [{"item": f"item {i}", "value": value} for i in range(plan.probes.items(probe) or 4)]
+    if metric.kind == "counter-ratio":
+        return [{"item": f"text {GREEDY}", "value": 0.6, "raw": [60.0, 100.0]}]
     return [{"value": _constant(metric.key), "rank": 0}]
 
 

@@ -22,7 +22,7 @@ guards = ["identity.tokens", "smoke.correct"]
 prompt = "7*8="
 answer = 56
 [probes.identity]
-prompts = ["The quick brown fox", "kx=42\\nab=17\\nqr=93\\nzz=55\\nmn=68\\nop=21\\nst=77\\nuv=39\\ncd=11\\nef=84\\n?ab="]
+prompts = ["The quick brown fox", "kx=42\\nab=17\\nqr=93\\nzz=55\\nmn=68\\nop=21\\nst=77\\nuv=39\\ncd=11\\n?ab="]
 tokens = 16
 together = 0
 """

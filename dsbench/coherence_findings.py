@@ -1,0 +1,41 @@
+"""What replies to long prompts show that a share hides: texts that are not sound, and needles lost one at a time.
+
+One reply in fifty with a leaked control token is inside the margin of the share, and a fault all the same. A needle
+that is lost by a request alone is no effect of the batch (measurement.md section 6.2).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from dsbench.evidence import BootEvidence
+from dsbench.records import Plan
+
+ALONE = "c1 "
+"""Beginning of the items that were asked one at a time."""
+
+
+def coherence_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
+    """Lines for each arm that wrote unsound text, and for each candidate that loses alone what the baseline recalls."""
+    for arm in plan.arms:
+        replies = [o for b in boots if b.planned.arm == arm.name for o in b.readings.get("coherence.clean", ())]
+        unsound = Counter((o.text or "").partition(":")[0] for o in replies if o.value == 0)
+        if unsound:
+            told = ", ".join(f"{reason} {count}" for reason, count in unsound.most_common())
+            yield f"finding, incoherent text: {arm.name} in {unsound.total()} of {len(replies)} replies: {told}"
+    steady = _always(boots, plan.baseline.name)
+    for arm in plan.arms[1:]:
+        lost = sorted(steady - _always(boots, arm.name))
+        if lost:
+            yield (
+                f"finding, needles lost alone: {arm.name} loses {len(lost)} of {len(steady)} that "
+                f"{plan.baseline.name} recalls with one request at a time, the first is {lost[0]}"
+            )
+
+
+def _always(boots: Sequence[BootEvidence], arm: str) -> set[str]:
+    """Needles asked for alone that every boot of an arm recalled."""
+    mine = [o for b in boots if b.planned.arm == arm for o in b.readings.get("coherence.recall", ())]
+    alone = [o for o in mine if o.item and o.item.startswith(ALONE)]
+    return {str(o.item) for o in alone} - {str(o.item) for o in alone if o.value != 1}

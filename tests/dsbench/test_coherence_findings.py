@@ -1,0 +1,91 @@
+"""Notes about replies to long prompts that stand beside the shares."""
+
+import pytest
+
+from dsbench import records as r
+from dsbench.judge import judge
+from tests.dsbench.probes.serving import plan_of
+
+PLAN = plan_of("""
+[probes.coherence]
+style = "pairs"
+lines = 40
+needles = 2
+distractors = 1
+concurrencies = [1, 8]
+seeds = 2
+payloads = ["unique"]
+""")
+REQUESTS = [f"c{n} unique s{seed} #{number}" for n in (1, 8) for seed in (1, 2) for number in range(1, n + 1)]
+
+
+@pytest.fixture
+def verdict(make_records):
+    """The verdict where these items are 0 in these arms, with such a text."""
+
+    def give(lost=(), unsound=(), arms="b", text="leaked control token: the log <x>"):
+        def observed(record):
+            bad = PLAN.boots[record.boot - 1].arm in arms
+            if record.metric == "coherence.recall":
+                for item in (f"{request} needle {k}" for request in REQUESTS for k in (1, 2)):
+                    value = int(not (bad and item in lost))
+                    yield record.model_copy(update={"item": item, "value": value, "cluster": item[:-9]})
+            elif record.metric in ("coherence.clean", "coherence.finished"):
+                for item in REQUESTS:
+                    value = int(not (bad and item in unsound and record.metric == "coherence.clean"))
+                    yield record.model_copy(
+                        update={"item": item, "value": value, "cluster": item, "text": "42" if value else text}
+                    )
+            elif record.metric == "coherence.prefix_reuse":
+                for part in ("c1 unique", "c8 unique"):
+                    yield record.model_copy(update={"item": part, "value": None, "raw": None})
+
+        records, seen = [], set()
+        for record in make_records(PLAN):
+            if isinstance(record, r.Observation) and record.metric.startswith("coherence."):
+                if (record.boot, record.metric) not in seen:
+                    records += observed(record)
+                seen.add((record.boot, record.metric))
+            else:
+                records.append(record)
+        return judge(PLAN, records)
+
+    return give
+
+
+def findings(verdict):
+    return [note for note in verdict.notes if note.startswith("finding")]
+
+
+def words(verdict):
+    return {row.metric: row.word for row in verdict.rows}
+
+
+def test_sound_arms_have_no_findings(verdict):
+    told = verdict()
+    assert (told.void, findings(told)) == ([], [])
+    assert words(told)["coherence.clean"] == words(told)["coherence.finished"] == "inconclusive"  # 18 clusters
+    assert words(told)["coherence.prefix_reuse"] == "inconclusive"
+
+
+def test_one_leaked_token_is_told_although_no_test_can_fire(verdict):
+    told = verdict(unsound=[REQUESTS[5]])
+    assert words(told)["coherence.clean"] == "inconclusive"
+    (note,) = findings(told)
+    # Two measured boots an arm give the item.
+    assert note == "finding, incoherent text: b in 2 of 36 replies: leaked control token 2"
+
+
+def test_needles_lost_alone_are_told_and_those_that_both_lose_are_not(verdict):
+    item = f"{REQUESTS[0]} needle 2"
+    assert findings(verdict(lost=[item])) == [
+        f"finding, needles lost alone: b loses 1 of 4 that a recalls with one request at a time, the first is {item}"
+    ]
+    assert findings(verdict(lost=[item], arms="ab")) == []
+    assert findings(verdict(lost=[f"{REQUESTS[6]} needle 1"])) == []
+
+
+def test_many_lost_needles_are_a_regression(verdict):
+    told = verdict(lost=[f"{request} needle {k}" for request in REQUESTS[:10] for k in (1, 2)])
+    assert words(told)["coherence.recall"] == "regressed"
+    assert words(told)["coherence.clean"] != "regressed"
