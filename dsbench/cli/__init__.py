@@ -36,6 +36,7 @@ COMMANDS: dict[str, Entry] = {
     "ab": Entry("dsbench.cli.ab:ab", "Measure arms against the baseline, in fresh boots, and judge."),
     "audit": Entry("dsbench.cli.audit:audit", "Check what the toggles rest on, by running the code."),
     "check": Entry("dsbench.cli.check:check", "Check readings for a known defect, or list the checks."),
+    "compare": Entry("dsbench.cli.compare:compare", "Put a stored result beside the source document's figures."),
     "doctor": Entry("dsbench.cli.doctor:doctor", "Check whether this machine can run an experiment."),
     "inspect": Entry("dsbench.cli.inspect:inspect", "Say what a server's log or metrics page tells."),
     "judge": Entry("dsbench.cli.judge:judge", "Judge a stored experiment again from its records."),
