@@ -100,3 +100,42 @@ process_start_time_seconds 1234.5
 """
     assert read_counters(page) == {"vllm:prompt_tokens_total": 7.5, "process_start_time_seconds": 1234.5}
     assert not any(map(math.isnan, read_counters(page).values()))
+
+
+def test_written_text_is_a_reply_to_a_message_or_what_follows_a_text():
+    seen = []
+
+    def answer(request):
+        seen.append((request.url.path, json.loads(request.content)))
+        choice = {"text": "b", "message": {"content": None}, "finish_reason": "length"}
+        return httpx.Response(200, json={"choices": [choice]})
+
+    client = client_of(answer)
+    line = asyncio.run(client.write("a", 5, stop="\n"))
+    client = client_of(answer)
+    chat = asyncio.run(client.write("a", 5, chat=True, chat_template_kwargs={"thinking": False}))
+    assert (line.text, line.finish_reason, chat.text) == ("b", "length", "")
+    usual = {"model": "pico", "temperature": 0.0, "max_tokens": 5}
+    assert seen == [
+        ("/v1/completions", {**usual, "prompt": "a", "stop": "\n"}),
+        ("/v1/chat/completions",
+         {**usual, "messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"thinking": False}}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [{}, {"choices": []}, {"choices": [{}]}, [], "x", 3])
+def test_writing_needs_an_answer_of_its_shape(content):
+    for chat in (False, True):
+        with pytest.raises(BadAnswer, match="answered without"):
+            asyncio.run(client_of(lambda request: httpx.Response(200, json=content)).write("a", 5, chat=chat))
+
+
+def test_a_stream_may_be_sampled_from_a_text():
+    seen = {}
+
+    def answer(request):
+        seen.update(json.loads(request.content))
+        return events(("", [7]), ("x", [8, 9]))
+
+    asyncio.run(client_of(answer).stream("abc", 3, temperature=1.0, seed=5))
+    assert (seen["prompt"], seen["temperature"], seen["seed"], seen["ignore_eos"]) == ("abc", 1.0, 5, True)

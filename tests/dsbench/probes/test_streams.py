@@ -80,6 +80,15 @@ def test_without_drafts_in_every_arm_acceptance_is_not_asked_for():
     assert list(found(readings)) == plan.probes.metrics("concurrency")
 
 
+def test_synthetic_drafts_are_asked_for_and_their_text_is_not_read():
+    coherence = '[probes.coherence]\nstyle = "report"\nlines = 24\n'
+    rates = ["--synthetic-acceptance-rates", "0.5,0.4,0.3,0.2,0.1"]
+    plan = plan_of(CONCURRENCY + coherence, speculative="dspark", engine_args=rates)
+    assert "coherence" not in plan.probes.names()
+    assert plan.metric("concurrency.accept.c3").better == "same"
+    assert plan_of(CONCURRENCY + coherence, speculative="dspark").metric("concurrency.accept.c3").better == "up"
+
+
 def test_concurrency_needs_counters_that_are_its_own_and_can_be_true():
     plan = plan_of(CONCURRENCY, speculative="dspark")
     noisy = Server(noise=1)
