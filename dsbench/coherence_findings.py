@@ -14,16 +14,30 @@ from dsbench.records import Plan
 
 ALONE = "c1 "
 """Beginning of the items that were asked one at a time."""
+LEAST_RECALL = 0.5
+"""Share of needles below which a baseline has too little to lose."""
 
 
 def coherence_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
-    """Lines for each arm that wrote unsound text, and for each candidate that loses alone what the baseline recalls."""
+    """Lines for each arm that wrote unsound text, for each candidate that loses alone what the baseline recalls, and
+    for a baseline that recalls too little to show a loss."""
     for arm in plan.arms:
         replies = [o for b in boots if b.planned.arm == arm.name for o in b.readings.get("coherence.clean", ())]
         unsound = Counter((o.text or "").partition(":")[0] for o in replies if o.value == 0)
         if unsound:
             told = ", ".join(f"{reason} {count}" for reason, count in unsound.most_common())
             yield f"finding, incoherent text: {arm.name} in {unsound.total()} of {len(replies)} replies: {told}"
+    needles = [
+        o.value == 1
+        for b in boots
+        if b.planned.arm == plan.baseline.name
+        for o in b.readings.get("coherence.recall", ())
+    ]
+    if needles and sum(needles) < LEAST_RECALL * len(needles):
+        yield (
+            f"finding, the baseline itself recalls {sum(needles)} of {len(needles)} needles: little is left to lose, "
+            "so take shorter prompts or another model"
+        )
     steady = _always(boots, plan.baseline.name)
     for arm in plan.arms[1:]:
         lost = sorted(steady - _always(boots, arm.name))

@@ -89,3 +89,12 @@ def test_many_lost_needles_are_a_regression(verdict):
     told = verdict(lost=[f"{request} needle {k}" for request in REQUESTS[:10] for k in (1, 2)])
     assert words(told)["coherence.recall"] == "regressed"
     assert words(told)["coherence.clean"] != "regressed"
+
+
+def test_a_baseline_that_recalls_little_has_little_to_lose(verdict):
+    everything = [f"{request} needle {k}" for request in REQUESTS for k in (1, 2)]
+    assert findings(verdict(lost=everything, arms="ab")) == [
+        "finding, the baseline itself recalls 0 of 72 needles: little is left to lose, so take shorter prompts or "
+        "another model"
+    ]
+    assert findings(verdict(lost=everything[:17], arms="ab")) == []
