@@ -6,6 +6,7 @@ Nothing that trains imports this module.
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 
 from impl.train.micro.problems import Problem, any_problem, from_template
 from impl.train.micro.reserved import reserved_numbers
@@ -43,11 +44,17 @@ def held_out_problem(rng: random.Random, new_wording: bool) -> Problem:
             return problem
 
 
-def problem_set(count: int = SET_SIZE, seed: int = 1) -> list[Problem]:
-    """`count` different held-out problems, the same for the same arguments."""
+@lru_cache(maxsize=4)
+def marked_problems(count: int = SET_SIZE, seed: int = 1) -> tuple[tuple[Problem, bool], ...]:
+    """`count` different held-out problems, the same for the same arguments; each with whether its wording is new."""
     rng = random.Random(f"held-out problems {seed}")
-    found: dict[str, Problem] = {}
+    found: dict[str, tuple[Problem, bool]] = {}
     while len(found) < count:
-        problem = held_out_problem(rng, rng.random() < NEW_SHARE)
-        found.setdefault(problem.question, problem)
-    return list(found.values())
+        new = rng.random() < NEW_SHARE
+        problem = held_out_problem(rng, new)
+        found.setdefault(problem.question, (problem, new))
+    return tuple(found.values())
+
+
+def problem_set(count: int = SET_SIZE, seed: int = 1) -> list[Problem]:
+    return [problem for problem, _ in marked_problems(count, seed)]

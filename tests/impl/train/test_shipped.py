@@ -12,6 +12,7 @@ import torch
 from impl.dims import PICO, Dims
 from impl.model.weights import SHIPPED, load_weights
 from impl.train import evaluate, heldout
+from impl.train.scores import wilson
 
 CARD = SHIPPED / "pico.md"
 FILE = SHIPPED / "pico.safetensors"
@@ -46,5 +47,5 @@ def test_card_names_this_file() -> None:
     assert digest in CARD.read_text()
     assert Dims.from_json(record["dims"]) == PICO
     for row in record["scores"].values():
-        assert evaluate.wilson(row["right"], row["n"]) == pytest.approx((row["low"], row["high"]))
+        assert wilson(row["right"], row["n"]) == pytest.approx((row["low"], row["high"]))
         assert re.search(rf"{row['right']} of {row['n']}\b", CARD.read_text())
