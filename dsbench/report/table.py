@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dsbench.floors import Floor
 from dsbench.records import Arm, ExperimentVerdict, Plan, Verdict
 from dsbench.report.effects import effect_lines
 
@@ -31,31 +32,31 @@ STYLES = {
 def print_report(plan: Plan, verdict: ExperimentVerdict, console: Console | None = None) -> None:
     """Head, one table an arm, footnotes, void reasons, and the sentence."""
     console = console or _console()
-    footnotes = _footnotes(verdict.rows)
+    numbered = footnotes(verdict.rows)
 
     def line(text: str, style: str = "") -> None:
         console.print(Text(text, style=style), soft_wrap=True)
 
-    line(_head(plan), "bold")
+    line(head(plan), "bold")
     for arm in plan.arms[1:]:
         rows = [row for row in verdict.rows if row.arm == arm.name]
         line("")
-        line(_arm_line(plan, arm))
-        console.print(_table(rows, footnotes, plan))
-        for told in (*_expected_lines(rows), *_interval_lines(rows), *_power_lines(rows)):
+        line(arm_line(plan, arm))
+        console.print(_table(rows, numbered, plan))
+        for told in (*expected_lines(rows), *interval_lines(rows), *power_lines(rows)):
             line(f"  {told}")
-    for told in _additivity_lines(verdict):
+    for told in additivity_lines(verdict):
         line(f"  {told}")
     if plan.floors:
         line("  floor: 95 % of A/A experiments of so many blocks differ by less, on this machine with this build")
     for told in effect_lines(verdict.effects):
         line(f"  {told}")
-    for note, mark in footnotes.items():
+    for note, mark in numbered.items():
         line(f"  [{mark}] {note}")
     for note in verdict.notes:
         line(f"  note: {note}")
     for reason in verdict.void:
-        where = f" in boot{'s' if len(reason.boots) > 1 else ''} {_ranges(reason.boots)}" if reason.boots else ""
+        where = f" in boot{'s' if len(reason.boots) > 1 else ''} {ranges(reason.boots)}" if reason.boots else ""
         line(f"  void, {reason.code}{where}: {reason.text}", STYLES["void"])
         line(f"    mend: {reason.mend}")
     line("")
@@ -69,7 +70,7 @@ def _console() -> Console:
     return console
 
 
-def _head(plan: Plan) -> str:
+def head(plan: Plan) -> str:
     warmups = Counter(boot.arm for boot in plan.boots if boot.phase == "warm-up")[plan.baseline.name]
     # An engine that is not ours tells of its shape what its arguments say.
     widths = (("T", "max_num_batched_tokens"), ("H", "hidden_size"))
@@ -82,7 +83,7 @@ def _head(plan: Plan) -> str:
     )
 
 
-def _arm_line(plan: Plan, arm: Arm) -> str:
+def arm_line(plan: Plan, arm: Arm) -> str:
     common = [name for name in plan.baseline.takes if name in arm.on]
     shared = f" (both with {', '.join(common)})" if common else ""
     changes = [*arm.toggles, *build_changes(plan.baseline, arm)]
@@ -95,7 +96,7 @@ def declared_lines(plan: Plan) -> list[str]:
     for arm in plan.arms[1:]:
         conditions = [name for name in arm.declared if name != "toggles"]
         may = f"; conditions that may differ: {', '.join(conditions)}" if conditions else ""
-        lines.append(f"{_arm_line(plan, arm)}{may}")
+        lines.append(f"{arm_line(plan, arm)}{may}")
     return lines
 
 
@@ -197,7 +198,7 @@ def verdict_words(row: Verdict) -> str:
     return row.word
 
 
-def _expected_lines(rows: Sequence[Verdict]) -> list[str]:
+def expected_lines(rows: Sequence[Verdict]) -> list[str]:
     return [
         f"{row.metric}: expected {row.expected:+,} {row.unit}, measured {signed(row.delta)} {row.unit}"
         for row in rows
@@ -205,13 +206,13 @@ def _expected_lines(rows: Sequence[Verdict]) -> list[str]:
     ]
 
 
-def _interval_lines(rows: Sequence[Verdict]) -> list[str]:
+def interval_lines(rows: Sequence[Verdict]) -> list[str]:
     """What the brackets are: test and confidence attained, once each."""
     kinds = dict.fromkeys((row.test, row.confidence) for row in rows if row.confidence is not None)
     return [f"[low, high]: {confidence * 100:.1f} % interval, {test}" for test, confidence in kinds if confidence]
 
 
-def _power_lines(rows: Sequence[Verdict]) -> list[str]:
+def power_lines(rows: Sequence[Verdict]) -> list[str]:
     """What the open rows could have seen, and what they need."""
     open_rows = [row for row in rows if row.word == "inconclusive"]
     sees = [f"{row.metric} {_effect(row, row.smallest_effect)}" for row in open_rows if row.smallest_effect is not None]
@@ -248,21 +249,26 @@ def signed(value: float) -> str:
 
 def floor(plan: Plan, row: Verdict) -> str:
     """What 95 % of A/A experiments with as many blocks stay below, on this machine with this build."""
-    found = next((f for f in plan.floors if f.metric == row.metric and f.rank in (row.rank, 0)), None)
-    blocks = row.blocks or plan.blocks
+    found = floor_noise(plan, row)
     if found is None:
         return ""
-    noise = found.noise(blocks)
-    return f"±{noise:.1%}".replace("%", " %") if found.relative and noise else f"±{number(noise)} {found.unit}"
+    stored, noise = found
+    return f"±{noise:.1%}".replace("%", " %") if stored.relative and noise else f"±{number(noise)} {stored.unit}"
 
 
-def _footnotes(rows: Sequence[Verdict]) -> dict[str, int]:
+def floor_noise(plan: Plan, row: Verdict) -> tuple[Floor, float] | None:
+    """The row's floor and its noise at this number of blocks; None where no floor is stored."""
+    found = next((f for f in plan.floors if f.metric == row.metric and f.rank in (row.rank, 0)), None)
+    return (found, found.noise(row.blocks or plan.blocks)) if found else None
+
+
+def footnotes(rows: Sequence[Verdict]) -> dict[str, int]:
     """Notes of all rows, each once, numbered in order of appearance."""
     notes = dict.fromkeys(note for row in rows for note in row.notes)
     return {note: n for n, note in enumerate(notes, start=1)}
 
 
-def _additivity_lines(verdict: ExperimentVerdict) -> list[str]:
+def additivity_lines(verdict: ExperimentVerdict) -> list[str]:
     lines = []
     for entry in verdict.additivity:
         parts = " ".join(f"{signed(value)} ({name})" for name, value in entry.alone.items())
@@ -275,7 +281,7 @@ def _additivity_lines(verdict: ExperimentVerdict) -> list[str]:
     return lines
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """`2, 4-7`."""
     spans: list[list[int]] = []
     for value in sorted(set(numbers)):
