@@ -52,7 +52,8 @@ def compare_items(
     """Pair two arms' scores by item.
 
     With independent items scored 0 or 1 the test is exact McNemar and the interval Tango's score interval.
-    Where items share a cluster, or have scores between 0 and 1, cluster sums are flipped as wholes.
+    Where items share a cluster, or have scores between 0 and 1, cluster sums are flipped as wholes; the interval is at
+    least that of as many independent items as there are clusters, so that it has a width when nothing flipped.
     Raises ValueError unless both arms have the same, non-empty items.
     """
     if not baseline or baseline.keys() != candidate.keys():
@@ -72,7 +73,8 @@ def compare_items(
     else:
         moved = [value for value in sums.values() if value]
         test, p, least = "sign-flip over clusters", sign_flip_p(moved or [0.0]), smallest_p(len(moved))
-        interval = sign_flip_interval(scaled, confidence)
+        up, down = (sum(sign * value > 0 for value in scaled) for sign in (1, -1))
+        interval = _hull(sign_flip_interval(scaled, confidence), tango_interval(up, down, len(sums), confidence))
     return Paired(
         items=n,
         clusters=len(sums),
@@ -86,6 +88,10 @@ def compare_items(
         test=test,
         spread=stdev(scaled) if len(scaled) > 1 else None,
     )
+
+
+def _hull(wide: Interval, least: Interval) -> Interval:
+    return Interval(min(wide.low, least.low), max(wide.high, least.high), wide.attained)
 
 
 def mcnemar_p(gained: int, lost: int) -> float:

@@ -108,3 +108,21 @@ def test_by_simulation_an_aa_is_called_different_at_most_at_the_level():
         a, b = (np.where(rng.random(items) < 0.05, ~truth, truth) for _ in range(2))
         alarms += mcnemar_p(int((~a & b).sum()), int((a & ~b).sum())) <= 0.05
     assert alarms / runs <= 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / runs)
+
+
+@pytest.mark.parametrize("n_clusters", [1, 5, 15, 400])
+def test_clusters_in_which_nothing_flipped_say_no_more_than_as_many_items(n_clusters):
+    items = {f"{cluster}/{i}": 1.0 for cluster in range(n_clusters) for i in range(9)}
+    clusters = {item: item.partition("/")[0] for item in items}
+    paired = compare_items(items, items, clusters)
+    alone = tango_interval(0, 0, n_clusters, 0.90)
+    assert paired.interval.low <= alone.low < 0 < alone.high <= paired.interval.high
+
+
+def test_a_share_that_flips_in_clusters_widens_the_interval_as_before():
+    scores = {f"{cluster}/{i}": 1.0 for cluster in range(40) for i in range(4)}
+    fewer = {item: 0.0 if int(item.partition("/")[0]) < 12 else score for item, score in scores.items()}
+    clusters = {item: item.partition("/")[0] for item in scores}
+    paired = compare_items(scores, fewer, clusters)
+    assert paired.difference == pytest.approx(-0.3)
+    assert paired.interval.low < -0.3 < paired.interval.high < 0
