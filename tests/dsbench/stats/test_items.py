@@ -90,7 +90,7 @@ def test_shares_over_boots_are_flipped_as_wholes():
     b = {f"i{n}": 1.0 for n in range(8)}
     paired = compare_items(a, b)
     assert paired.p == pytest.approx(2 / 2**8)
-    assert paired.interval.low == pytest.approx(0.5)
+    assert 0.45 < paired.interval.low <= 0.5
 
 
 @pytest.mark.parametrize(("a", "b"), [({}, {}), ({"x": 1}, {"y": 1}), ({"x": 1}, {"x": 1, "y": 1})])
