@@ -81,9 +81,9 @@ def proof(sign: str, a: int, b: int) -> str:
 
 
 def written(rng: random.Random, sign: str, a: int, b: int) -> str:
-    """`17+25`, sometimes `17 + 25`; products sometimes with x."""
-    if sign == "*" and rng.random() < 0.3:
-        sign = "x"
+    """`17+25`, sometimes `17 + 25`; products sometimes with x, or with ?, which the tokenizer makes of other signs."""
+    if sign == "*":
+        sign = rng.choice("*****xx?")
     return f"{a} {sign} {b}" if rng.random() < 0.25 else f"{a}{sign}{b}"
 
 

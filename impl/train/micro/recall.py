@@ -123,6 +123,10 @@ def lookup(rng: random.Random, characters: int, stage: Stage) -> Segments:
         text.extend(pieces)
         size += sum(len(piece) for piece, _ in pieces)
 
+    # A chat's context is lines before the first question, or part of it.
+    inside = chat and rng.random() < 0.5
+    if inside:
+        add(("Q: ", GIVEN))
     idle = 0
     while idle < 50:
         room = characters - size
@@ -145,7 +149,8 @@ def lookup(rng: random.Random, characters: int, stage: Stage) -> Segments:
                 keys = lines.asked(size, replace(stage, far=0.0), 1)
             if keys:
                 again = growing and len(keys) == 1 and rng.random() < 0.5
-                add(*(repeated if again else turn if chat else query)(keys, lines))
+                add(*(repeated(keys, lines) if again else query(keys, lines, chat, inside)))
+                inside = inside and again
                 lines.seen.update(dict.fromkeys(keys, size))
             elif growing:
                 add((lines.new(size), GIVEN))
@@ -158,13 +163,12 @@ def repeated(keys: list[str], lines: Lines) -> Segments:
     return [(f"{keys[0]}=", GIVEN), (lines.values[keys[0]], ANSWER), ("\n", GIVEN)]
 
 
-def query(keys: list[str], lines: Lines) -> Segments:
-    return [(f"?{','.join(keys)}=", GIVEN), (f"{','.join(lines.values[key] for key in keys)}\n", ANSWER)]
-
-
-def turn(keys: list[str], lines: Lines) -> Segments:
-    """The query as a chat's question."""
-    return [(f"Q: ?{','.join(keys)}=\nA:", GIVEN), (f" {','.join(lines.values[key] for key in keys)}\n", ANSWER)]
+def query(keys: list[str], lines: Lines, chat: bool, inside: bool) -> Segments:
+    """A question for keys: a line, or a chat's turn; `inside` a question that the context began."""
+    asked, answer = f"?{','.join(keys)}=", ",".join(lines.values[key] for key in keys)
+    if not chat:
+        return [(asked, GIVEN), (f"{answer}\n", ANSWER)]
+    return [(f"{'' if inside else 'Q: '}{asked}\nA:", GIVEN), (f" {answer}\n", ANSWER)]
 
 
 def votes(rng: random.Random, characters: int, margin: float) -> Segments:

@@ -14,10 +14,11 @@ from typing import TypeVar
 SHOWN = frozenset({("+", 17, 25), ("*", 17, 23), ("*", 3, 17), ("*", 17, 20)})
 """Pairs of the smoke questions, and of the scratch steps of one: never held out."""
 
-SIGNS = {"+": "+", "-": "-", "*": "*", "x": "*", "/": "/", "plus": "+", "minus": "-", "times": "*"}
+SIGNS = {"+": "+", "-": "-", "*": "*", "x": "*", "?": "*", "/": "/", "plus": "+", "minus": "-", "times": "*"}
 
-OPERATION = re.compile(r"(?<![\w/.:])(\d+) ?(\+|-|\*|/|x|plus|minus|times) ?(?=(\d+)(?![\w:]))")
-"""An operation on whole numbers in running text; the second number may begin the next operation."""
+OPERATION = re.compile(r"(?<![\w/.:])(\d+) ?(\+|-|\*|/|x|\?|plus|minus|times) ?(?=(\d+)(?![\w:]))")
+"""An operation on whole numbers in running text; the second number may begin the next operation. `17?23` is how the
+tokenizer writes a product with a sign that it does not have."""
 
 Made = TypeVar("Made")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import tomllib
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from impl.train.micro.reserved import PROBED, allowed, operations, reserved, res
 from impl.train.micro.tools import TOOLS
 from impl.train.packing import ANSWER, Segments
 
+SUITES = Path(__file__).resolve().parents[4] / "suites"
 SEEDS = st.integers(0, 10**9)
 MAKERS = (arithmetic.completions, arithmetic.training_chat, facts.training_text, structured.training_text,
           chats.problem_text, chats.small_chat, tool_chats.training_text, prose.paragraph)  # fmt: skip
@@ -66,7 +69,7 @@ def test_arithmetic_is_right(seed: int) -> None:
     assert reply is not None
     assert reply.answer.endswith(str(result))
     text = text_of(arithmetic.completion_of(arithmetic.written(rng, sign, a, b), result))
-    assert re.fullmatch(rf"{a}[-+*x]{b}={result}\n", text) or re.fullmatch(rf"{a} [-+*x] {b} = {result}\n", text)
+    assert re.fullmatch(rf"{a}[-+*x?]{b}={result}\n", text) or re.fullmatch(rf"{a} [-+*x?] {b} = {result}\n", text)
 
 
 @settings(max_examples=100, deadline=None)
@@ -74,6 +77,15 @@ def test_arithmetic_is_right(seed: int) -> None:
 def test_a_column_sum_spells_the_result(a: int, b: int) -> None:
     totals = re.findall(r"=(\d+)\.", arithmetic.column_sum(a, b))
     assert totals[-1] + "".join(total[-1] for total in reversed(totals[:-1])) == str(a + b)
+
+
+def test_what_the_suites_ask_is_not_held_out() -> None:
+    shown = []
+    for path in SUITES.glob("*.toml"):
+        smoke = tomllib.loads(path.read_text()).get("probes", {}).get("smoke", {})
+        shown += [item.get("chat") or item["prompt"] for item in smoke.get("items", [])]
+    assert len(set(shown)) >= 4
+    assert not [text for text in shown if reserved_question(text) or not allowed(decode(encode(text)))]
 
 
 def test_facts_answer_the_smoke_questions() -> None:
