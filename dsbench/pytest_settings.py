@@ -12,7 +12,6 @@ from dsbench.errors import InputError
 from dsbench.probe_table import ProbeTable, Text
 from dsbench.score.pytest_map import parse_map
 
-
 ENDING_S = 10.0
 """Time to end a run that is over its deadline, and to say in which test it was."""
 

@@ -19,6 +19,9 @@ UNCOLLECTED = "not collected"
 SESSION = "(session)"
 """Stands for a module where pytest could not even begin to collect."""
 
+LONGEST = 4000
+"""No result is longer than this line; what a test prints may be, and is not looked at."""
+
 _SEVERITY: tuple[Status, ...] = ("passed", "xpassed", "xfailed", "skipped", "error", "failed")
 _WORDS: dict[str, Status] = {
     "PASSED": "passed", "FAILED": "failed", "ERROR": "error", "SKIPPED": "skipped", "XFAIL": "xfailed",
@@ -208,6 +211,8 @@ def read_console(text: str, source: str) -> PytestReport:
     in_summary = ran = False
     collecting = ""
     for line in map(_plain, text.splitlines()):
+        if len(line) > LONGEST:
+            continue
         if found := _TOTALS.match(line):
             totals, ran, in_summary = _totals(found[1]), True, False
         elif _EMPTY.match(line):
@@ -240,7 +245,7 @@ def last_begun(text: str, cases: Mapping[str, Case]) -> str | None:
     """The test that a run was in when its process ended: `pytest -v` prints the id before it starts."""
     begun = None
     for line in map(_plain, text.splitlines()):
-        found = _BEGUN.match(line)
+        found = _BEGUN.match(line) if len(line) <= LONGEST else None
         if found and found[1] not in cases and not _VERBOSE.match(line):
             begun = found[1]
     return begun

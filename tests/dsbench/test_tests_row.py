@@ -60,7 +60,12 @@ def row(verdict):
         ({"k.py::test_new": None}, "equivalent", "improved", "added 1: k.py::test_new"),
         ({"k.py::test_new": "failed: assert 0"}, "regressed", "regressed", "1 new failure"),
         ({"k.py::test_map": "skipped: later"}, "inconclusive", "improved", "newly skipped 1: k.py::test_map"),
-        ({"k.py::test_map": "failed: RuntimeError: No CUDA GPUs are available"}, "void", "void", "red because of the machine"),
+        (
+            {"k.py::test_map": "failed: RuntimeError: No CUDA GPUs are available"},
+            "void",
+            "void",
+            "red because of the machine",
+        ),
     ],
 )
 def test_words(judged, change, word, experiment, said):

@@ -141,6 +141,13 @@ def test_other_files_are_refused_in_one_line(text, said):
     assert "\n" not in str(caught.value)
 
 
+def test_a_line_that_is_too_long_is_no_result():
+    long = "tests/test_x.py::" + "a::" * 100_000
+    text = f"{long} FAILED [ 1%]\ntests/test_x.py::test_b PASSED\n{long}"
+    assert statuses(read_console(text, "t")) == {"tests/test_x.py::test_b": "passed"}
+    assert last_begun(text, {}) is None
+
+
 def test_no_tests_is_a_run():
     assert read_console("\n==== no tests ran in 0.01s ====\n", "t").cases == {}
 
