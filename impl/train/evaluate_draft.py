@@ -25,8 +25,8 @@ from impl.engine.acceptance import AcceptanceCounts
 from impl.model.draft_weights import load_draft_weights
 from impl.model.weights import load_weights
 from impl.tokenizer import BOS, EOS, PAD, encode
-from impl.train import data, heldout
 from impl.train.draft_forward import block_rows, draft, target_context
+from impl.train.draft_prompts import kinds, prompts
 from impl.train.forward import Weights, forward
 
 BINS = 10
@@ -40,23 +40,6 @@ class Played:
     counts: AcceptanceCounts
     judged: list[tuple[float, bool]] = field(default_factory=list)
     """(confidence, accepted) of every draft that the verification got to"""
-
-
-def prompts(kind: str, count: int) -> list[str]:
-    """Held-out prompts, at most `count`."""
-    if kind == "sums":
-        every = [i.prompt for form in ("completion", "chat") for i in heldout.sums(form)]
-        return every[:: -(-len(every) // count)]
-    if kind == "problems":
-        return [item.prompt for item in heldout.problems(count)]
-    if kind == "lookups":
-        return [item.prompt for item in heldout.lookups(count, 150)]
-    rng = random.Random("held-out prose")
-    return [f"{data.sentence(rng)} {data.noun_phrase(rng).capitalize()} " for _ in range(count)]
-
-
-KINDS = {"sums": 24, "problems": 64, "lookups": 32, "prose": 64}
-"""Kind of prompt -> most tokens generated."""
 
 
 @torch.no_grad()
@@ -151,8 +134,8 @@ def scores(target: Weights, draft_weights: Weights, dims: Dims, sample: int) -> 
     """One row for each kind and temperature, then one for all kinds together."""
     for temperature in (0.0, 1.0):
         whole = Played(AcceptanceCounts.zero(dims.draft_tokens))
-        for kind, max_tokens in KINDS.items():
-            ids, first, length = continue_text(target, dims, prompts(kind, sample), max_tokens, temperature)
+        for kind, max_tokens in kinds(dims.name).items():
+            ids, first, length = continue_text(target, dims, prompts(dims.name, kind, sample), max_tokens, temperature)
             part = play(draft_weights, target, dims, ids, first, length, temperature, draws=8 if temperature else 1)
             whole = Played(added(whole.counts, part.counts), whole.judged + part.judged)
             yield row(kind, temperature, part)

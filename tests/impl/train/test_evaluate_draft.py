@@ -13,6 +13,7 @@ from impl.model.weights import save_weights
 from impl.tokenizer import BOS, EOS, PAD, encode
 from impl.train import evaluate_draft
 from impl.train.draft_forward import target_context
+from impl.train.draft_prompts import kinds, prompts
 from impl.train.forward import forward
 from impl.train.loop import initial_weights
 
@@ -101,11 +102,12 @@ def test_calibration_error() -> None:
     assert evaluate_draft.calibration_error([(1.0, True)]) == 0.0
 
 
-def test_prompts_are_held_out_and_no_more_than_asked() -> None:
-    for kind in evaluate_draft.KINDS:
-        texts = evaluate_draft.prompts(kind, 10)
+@pytest.mark.parametrize("shape", ["pico", "micro"])
+def test_prompts_are_held_out_and_no_more_than_asked(shape: str) -> None:
+    for kind in kinds(shape):
+        texts = prompts(shape, kind, 10)
         assert 5 <= len(texts) <= 10
-        assert texts == evaluate_draft.prompts(kind, 10)
+        assert texts == prompts(shape, kind, 10)
         assert len(set(texts)) == len(texts)
 
 
