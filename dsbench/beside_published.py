@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from statistics import fmean, median
 from typing import Any
 
 from dsbench import published
+from dsbench.arm_figures import Measured, by_arm
 from dsbench.evidence import BootEvidence, gather
 from dsbench.published_figures import FIGURES, GB10, SM120, Figure, Rig
-from dsbench.records import Arm, Observation, Plan, Record
+from dsbench.records import Arm, Plan, Record
 from impl.dims import FLASH
 from impl.kv_geometry import KvGeometry
 
 UNKNOWN = "unknown"
 LINE = "kv.available_bytes"
 KV = ((LINE, "B"), ("kv.tokens", "tokens"), ("kv.max_concurrency", "requests"))
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One arm's figure of one metric."""
-
-    value: float
-    unit: str
-    boots: int
-    how: str
-    """`median of 2 boots`, `1,319 items in 2 boots`."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +61,9 @@ def beside_published(plan: Plan, records: Sequence[Record], model: Mapping[str, 
     """`model` is the served model's config.json, empty where it was not kept."""
     boots = [boot for boot in gather(plan, records) if boot.ok and boot.planned.phase == "measured"]
     figures = [*kv_figures(), *FIGURES]
-    found = {key: _by_arm(plan, boots, key) for key in dict.fromkeys(figure.metric for figure in figures)}
+    found = {key: by_arm(plan, boots, key) for key in dict.fromkeys(figure.metric for figure in figures)}
     rows = [Row(figure, found[figure.metric]) for figure in figures if found[figure.metric]]
-    line = _by_arm(plan, boots, LINE)
+    line = by_arm(plan, boots, LINE)
     steps = [_step(arm, line, plan.baseline.name) for arm in plan.arms[1:]] if line else []
     rigs = list(dict.fromkeys([*(row.figure.rig for row in rows), *([SM120] if steps else [])])) or [SM120, GB10]
     return Beside(
@@ -83,42 +72,6 @@ def beside_published(plan: Plan, records: Sequence[Record], model: Mapping[str, 
         conditions=_differences(_ours(plan, boots, model), rigs),
         not_measured=[key for key, arms in found.items() if not arms],
     )
-
-
-# --- readings ---------------------------------------------------------------------------------------------------------
-
-
-def _by_arm(plan: Plan, boots: Sequence[BootEvidence], key: str) -> dict[str, Measured]:
-    """Each arm's figure; of several ranks the smallest, as an engine serves what its smallest rank can."""
-    metrics = {metric.key: metric for metric in plan.metrics}
-    if key not in metrics:
-        return {}
-    kind = metrics[key].kind
-    unit = "share" if kind == "item" else metrics[key].unit
-    found = {}
-    for arm in plan.arms:
-        seen = [boot.readings[key] for boot in boots if boot.planned.arm == arm.name and boot.readings.get(key)]
-        measured = _figure(seen, kind, unit)
-        if measured is not None:
-            found[arm.name] = measured
-    return found
-
-
-def _figure(boots: Sequence[Sequence[Observation]], kind: str, unit: str) -> Measured | None:
-    """One number for the boots of an arm; None where the platform did not know."""
-    n = len(boots)
-    plural = f"{n} boot{'' if n == 1 else 's'}"
-    if kind == "item":
-        values = [float(o.value) for seen in boots for o in seen if isinstance(o.value, int | float)]
-        items = {o.item for seen in boots for o in seen}
-        return Measured(fmean(values), unit, n, f"{len(items):,} items in {plural}") if values else None
-    if kind == "counter-ratio":
-        counts = [o.raw for seen in boots for o in seen if o.raw is not None and len(o.raw) == 2]
-        above, below = sum(raw[0] for raw in counts), sum(raw[1] for raw in counts)
-        return Measured(above / below, unit, n, f"all counts of {plural}") if below else None
-    numbers = [[float(o.value) for o in seen if isinstance(o.value, int | float)] for seen in boots]
-    smallest = [min(values) for values in numbers if values]
-    return Measured(median(smallest), unit, n, f"median of {plural}") if smallest else None
 
 
 # --- the KV line ------------------------------------------------------------------------------------------------------

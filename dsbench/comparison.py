@@ -48,3 +48,9 @@ class Comparison:
         """The change that the registry expects, as a fraction of the baseline; None if it expects none."""
         expected = self.arm.expected.get(self.metric.key)
         return abs(expected / base) if expected and base else None
+
+
+def merged(of_ranks: Sequence[Verdict]) -> list[Verdict]:
+    """The rows of one metric and arm, one a rank; where all ranks read alike they are one row without a rank."""
+    alike = {row.model_copy(update={"rank": None}).model_dump_json() for row in of_ranks}
+    return [of_ranks[0].model_copy(update={"rank": None})] if len(alike) == 1 else list(of_ranks)

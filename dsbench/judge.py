@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dsbench.claims import corrected, is_unproven_gain
 from dsbench.coherence_findings import coherence_findings
 from dsbench.compare import compare
+from dsbench.comparison import merged
 from dsbench.decide import overall, worst
 from dsbench.effects import effects
 from dsbench.evidence import BootEvidence, gather
@@ -69,8 +70,7 @@ def _rows(plan: Plan, boots: Sequence[BootEvidence], arm: Arm) -> list[Verdict]:
             compare(plan, boots, arm, metric, rank, _role(plan, arm, metric.key))
             for rank in sorted(ranks, key=lambda r: -1 if r is None else r)
         ]
-        alike = {row.model_copy(update={"rank": None}).model_dump_json() for row in of_ranks}
-        rows += [of_ranks[0].model_copy(update={"rank": None})] if len(alike) == 1 else of_ranks
+        rows += merged(of_ranks)
     order = {"primary": 0, "guard": 1, "drift control": 2, "shown": 3}
     return sorted(rows, key=lambda row: order[row.role])
 

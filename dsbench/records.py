@@ -11,6 +11,7 @@ from dsbench.fingerprint import Fingerprint
 from dsbench.floors import Floor
 from dsbench.matrices import Matrix
 from dsbench.metrics import Kind, Metric
+from dsbench.policy import Policy
 from dsbench.probe_settings import Probes
 from dsbench.rig import Rig
 from dsbench.suite import Timeouts, Until
@@ -140,6 +141,8 @@ class Plan(_Noun):
     """When the experiment may stop before its last block; empty where the number of blocks is fixed."""
     reused_from: str | None = None
     """Earlier experiment whose baseline boots stand in for this one's."""
+    policy: Policy | None = None
+    """Of the gate that the verdict is held against; None without one."""
     notes: list[str]
     """What the plan decided on its own, such as toggles that it turned on in both arms."""
 

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -145,11 +146,11 @@ class RecordWriter:
 
 
 class Result:
-    """A stored experiment, for notebooks: `dsbench.load(path)`."""
+    """A stored experiment, for notebooks: `dsbench.load(path)`. `plan` stands in for the stored one if given."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, plan: Plan | None = None) -> None:
         self.folder = folder
-        self.plan = load_plan(folder)
+        self.plan = plan or load_plan(folder)
         self.records, self.notices = load_records(folder)
         self.verdict = load_verdict(folder)
 
@@ -172,6 +173,24 @@ class Result:
         import pandas
 
         return pandas.DataFrame([row.model_dump() for row in self.verdict.rows] if self.verdict else [])
+
+
+def plans_under(out: Path) -> tuple[list[tuple[Path, Plan]], list[str]]:
+    """Folder and plan of every result under a folder, at any depth, newest first; and what could not be read."""
+    found, notices = [], []
+    for path in out.rglob(PLAN):
+        try:
+            found.append((path.parent, load_plan(path.parent)))
+        except InputError as error:
+            notices.append(str(error))
+    return sorted(found, key=lambda entry: (_moment(entry[1]), entry[1].id), reverse=True), sorted(notices)
+
+
+def _moment(plan: Plan) -> float:
+    try:
+        return datetime.fromisoformat(plan.created).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def load(path: str | Path) -> Result:

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from dsbench.cli.experiment import Asked
+from dsbench.cli.gate import TO_CHECK, Told, gate_options
 from dsbench.cli.params import BLOCKS, arm_options, build_options, out_option, reuse_option, suite_options
 from dsbench.errors import InputError
 
@@ -42,6 +43,15 @@ if TYPE_CHECKING:
     metavar="[PLATFORM:TP]",
     help="Boot nothing: project the arms' bytes at full size. [without a value: sm120:2]",
 )
+@click.option(
+    "--gate",
+    "policy_file",
+    is_flag=False,
+    flag_value="",
+    metavar="[POLICY]",
+    help="Hold the verdict against a policy TOML and exit as `dsbench gate` does. [without a value: no rules]",
+)
+@gate_options
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 @click.pass_context
 def ab(
@@ -53,6 +63,10 @@ def ab(
     out: Path,
     reuse_baseline: str | None,
     resume: str | None,
+    policy_file: str | None,
+    baseline: Path | None,
+    junit: Path | None,
+    github: bool,
     as_json: bool,
     **asked: Any,
 ) -> int:
@@ -69,12 +83,18 @@ def ab(
     together, or as --matrix says. Every boot is a fresh engine; the arms' boots alternate in blocks, in
     random order. Exit codes: 0 improved or equivalent, 1 regressed, 2 usage, 3 inconclusive, 4 void.
     """
+    from dsbench.cli.gate import gate_of, gate_run
     from dsbench.fingerprint import fingerprint
     from dsbench.floors import snapshot
     from dsbench.reuse import copy_records, with_baseline_of
     from dsbench.store import create, load_plan, resolve
 
+    told = Told(baseline, junit, github)
+    if policy_file is None and told != Told():
+        raise InputError("--baseline, --junit and --github tell of a gate: add --gate, or --gate POLICY.toml")
     if projected is not None:
+        if policy_file is not None:
+            raise InputError("--gate holds what was measured against a policy: leave out --projected")
         from dsbench.cli.ladder import ab_projected
 
         given = ctx.get_parameter_source("shape") == ParameterSource.COMMANDLINE
@@ -85,18 +105,30 @@ def ab(
         plan = load_plan(folder)
         if plan.fingerprint and (changed := plan.fingerprint.changes(fingerprint(plan.baseline.python))):
             raise InputError(f"--resume {resume}: the machine has changed ({', '.join(changed)}): start anew")
-        return run(plan, folder, as_json).exit_code
+        gated = gate_of(plan, policy_file)
+        if gated is None:
+            return run(plan, folder, as_json).exit_code
+        return gate_run(gated, folder, told, as_json)
     if blocks is not None and until_resolved is not None:
         raise InputError("--blocks and --until-resolved: the number of blocks is fixed, or it is not; give one")
     if reuse_baseline and until_resolved is not None:
         raise InputError("--reuse-baseline and --until-resolved: boots at other times cannot be added look by look")
-    plan = snapshot(Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved), out)
     source = resolve(reuse_baseline, out) if reuse_baseline else None
-    plan = with_baseline_of(plan, source) if source else plan
-    folder = create(plan, out)
-    if source:
-        copy_records(plan, source, folder)
+
+    def begin() -> tuple[Plan, Path]:
+        """A plan and its folder; a second time they are those of a second run."""
+        plan = snapshot(Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved), out)
+        plan = with_baseline_of(plan, source) if source else plan
+        plan = gate_of(plan, policy_file) or plan
+        folder = create(plan, out)
+        if source:
+            copy_records(plan, source, folder)
+        return plan, folder
+
+    plan, folder = begin()
     with nothing_left_if_refused(folder):
+        if plan.policy is not None:
+            return gate_run(plan, folder, told, as_json, begin)
         verdict = run(plan, folder, as_json)
     if asked["matrix"] == "ladder" and not as_json and plan.engine == "embedded" and verdict.word != "void":
         from dsbench.cli.ladder import after_matrix
@@ -110,7 +142,7 @@ def _refuse_beside_resume(ctx: click.Context) -> None:
     for parameter in ctx.command.params:
         name = parameter.name or ""
         given = ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE
-        if given and name not in ("resume", "out", "as_json"):
+        if given and name not in ("resume", "out", "as_json", "policy_file", *TO_CHECK):
             raise InputError(f"--resume takes the plan as it is: leave out {parameter.opts[-1]}")
 
 

@@ -1,4 +1,4 @@
-"""`dsbench compare`: a stored result beside figures from elsewhere."""
+"""`dsbench compare`: a stored result beside figures from elsewhere, or beside another one."""
 
 from __future__ import annotations
 
@@ -13,33 +13,47 @@ from dsbench.cli.params import out_option
 from dsbench.errors import InputError
 
 if TYPE_CHECKING:
-    from dsbench.beside_published import Beside, Measured
+    from dsbench.arm_figures import Measured
+    from dsbench.beside_published import Beside
     from dsbench.records import Plan
 
 MODEL = "model-config.json"
 """The served model's config.json, where a result keeps it."""
 
 
-@click.command(short_help="Put a stored result beside the source document's figures.")
+@click.command(short_help="Put a stored result beside another, or beside the source document's figures.")
 @click.argument("result")
+@click.argument("other", required=False)
 @click.option("--published", "with_published", is_flag=True, help="Beside the source document's figures.")
 @out_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def compare(result: str, with_published: bool, out: Path, as_json: bool) -> int:
-    """Put a stored result beside the source document's figures.
+def compare(result: str, other: str | None, with_published: bool, out: Path, as_json: bool) -> int:
+    """Put a stored result beside another, or beside the source document's figures.
 
     \b
+    dsbench compare results/BEFORE results/AFTER
     dsbench compare results/h200/vllm-kv --published
 
-    Nothing is pooled and nothing is judged: the figures come from other cards, another depth of the model and other
-    flags, and each difference is named. What is published and was not measured is listed, too.
+    Two results: conditions that differ, every figure of both, and, for arms of the same machine and build, what
+    changed. Clock readings at different times are shown and never judged.
+
+    With --published nothing is pooled and nothing is judged: the figures come from other cards, another depth of the
+    model and other flags, and each difference is named. What is published and was not measured is listed, too.
     """
     from dsbench.beside_published import beside_published
     from dsbench.cli.table import print_json
     from dsbench.store import load_plan, load_records, resolve
 
+    if other is not None:
+        from dsbench.cli.compare_two import compare_two
+
+        if with_published:
+            raise InputError(f"compare {result} {other} --published: name one result beside --published")
+        return compare_two(result, other, out, as_json)
     if not with_published:
-        raise InputError(f"compare {result} with what? add --published, for the source document's figures")
+        raise InputError(
+            f"compare {result} with what? name a second result, or add --published for the source document's figures"
+        )
     folder = resolve(result, out)
     plan = load_plan(folder)
     records, notices = load_records(folder)
