@@ -169,11 +169,8 @@ def _check_stored(row: Verdict, policy: Policy, again: bool) -> Check | None:
 def _status(row: Verdict, rule: Rule) -> tuple[Status | None, str, str]:
     """Status, reason and mend; None where the row leaves it open."""
     if row.word == "regressed":
-        return (
-            "failed",
-            "regressed",
-            f"dsbench show tells more; mend the change, or accept the loss with {_accept(row)}",
-        )
+        accept = f'a rule for {row.metric}: a wider margin, or must = "nothing"'
+        return "failed", "regressed", f"dsbench show tells more; mend the change, or accept the loss with {accept}"
     if rule.must == "not-regress":
         if row.word in ("improved", "equivalent"):
             return "passed", row.word, ""
