@@ -155,10 +155,13 @@ def _boot(
             told = engine.read_back(arm, running, url)
             record_read_back(told, of_boot, writer)
             record_markers(boot_dir, of_boot, "ready", writer)
-            reason = asyncio.run(_measure(plan, planned, running, url, told, of_boot, left, logs, writer))
+            asking = [name for name in left if plan.probes.table(name).needs_engine]
+            reason = asyncio.run(_measure(plan, planned, running, url, told, of_boot, asking, left, logs, writer))
             record_devices(of_boot, "after", devices.reading(visible_gpus(arm)), writer)
             logs.record_faults()
         record_markers(boot_dir, of_boot, "end", writer)
+        if left and not reason:
+            asyncio.run(_measure(plan, planned, running, None, told, of_boot, list(left), left, logs, writer))
     except (EngineFailed, ProbeFailed) as error:
         reason = str(error)
         logs.record_faults()
@@ -200,17 +203,18 @@ async def _measure(
     url: str | None,
     told: ReadBack,
     of_boot: dict[str, Any],
+    names: list[str],
     left: list[str],
     logs: BootLogs,
     writer: RecordWriter,
 ) -> str:
-    """Run the probes in order, taking each from `left` when it ended; returns why the rest cannot run, or ''."""
+    """Run these probes in order, taking each from `left` when it ended; returns why the rest cannot run, or ''."""
     client = Client(url, told.model or str(plan.dims.get("name", "")), plan.timeouts.probe) if url else None
     boot = Boot(plan, planned, client, told.conditions, told.kv_profiles, running.boot_dir)
     try:
         if client:
             await _record_counters(client, running, of_boot, "ready", writer)
-        for name in list(left):
+        for name in names:
             start = time.monotonic()
             failure = ""
             deadline = plan.probes.table(name).deadline() or plan.timeouts.probe

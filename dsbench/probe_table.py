@@ -24,6 +24,9 @@ class ProbeTable(Table):
     in_warmup: ClassVar[bool] = True
     """Whether a discarded boot runs it too; not what is counted and not timed, which a cold cache cannot change."""
 
+    needs_engine: ClassVar[bool] = True
+    """Whether it asks the engine; what does not runs after the engine has stopped, with the whole machine to itself."""
+
     blocks: Count | None = None
     """It runs in this many blocks, the first ones; in all without it. For long probes that need few boots."""
 

@@ -20,6 +20,7 @@ class PytestProbe(ProbeTable):
     """Runs a selection of tests under the arm's interpreter, with the arm's variables, in the arm's checkout."""
 
     in_warmup: ClassVar[bool] = False
+    needs_engine: ClassVar[bool] = False
     name: ClassVar[str]
     own: ClassVar[tuple[str, ...]]
     """What the embedded engine's checkout is asked if the suite selects nothing."""

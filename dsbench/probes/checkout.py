@@ -1,10 +1,10 @@
 """Tests of an arm's own checkout: where it is, one pytest run in it, and a reading for every test id.
 
-The run is a process of its own under the arm's interpreter, with the arm's variables and DSBENCH_TOGGLES; it asks the
-server nothing, but shares the machine with it: on a GPU leave the tests room (--gpu-memory-utilization). An item is a
-test id: 1 passed, 0 red, without a value where it was set aside; `text` is the status and its reason. A module that
-cannot be collected is an item by its path. The verdict pairs ids, see dsbench/score/pytest_ids.py; a selection that
-cannot run at all, or nothing collected, fails the probe.
+The run is a process of its own under the arm's interpreter, with the arm's variables and DSBENCH_TOGGLES, after the
+engine has stopped: a server that holds the card's memory would leave kernel tests no room. An item is a test id:
+1 passed, 0 red, without a value where it was set aside; `text` is the status and its reason. A module that cannot be
+collected is an item by its path. The verdict pairs ids, see dsbench/score/pytest_ids.py; a selection that cannot run at
+all, or nothing collected, fails the probe.
 """
 
 from __future__ import annotations

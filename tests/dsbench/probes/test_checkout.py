@@ -79,6 +79,22 @@ def test_a_variant_inherits_and_the_arms_may_have_different_tests(ab):
     assert not plan.probes.table("kernels").in_warmup
 
 
+def test_the_engine_has_stopped_when_the_tests_run(ab, tmp_path):
+    """A server that holds a card's memory leaves kernel tests no room."""
+    text = f"""
+import json, os, pathlib, pytest
+
+def test_alone():
+    written = [json.loads(p.read_text()) for p in pathlib.Path({str(tmp_path)!r}).glob("results/*/boots/*/ready.json")]
+    assert written
+    for ready in written:
+        with pytest.raises(ProcessLookupError):
+            os.kill(ready["pid"], 0)
+"""
+    verdict, _, _ = ab({"test_k": text}, {"test_k": text}, blocks=1)
+    assert (row(verdict).baseline, row(verdict).candidate) == (1.0, 1.0)
+
+
 def test_one_arm_without_its_tests_is_a_check_that_did_not_run(ab):
     verdict, _, _ = ab({"test_k": KERNEL}, {"other": "x = 1"}, blocks=1)
     assert verdict.word == "void"
