@@ -126,7 +126,7 @@ def test_the_command(capsys):
 
 @pytest.mark.parametrize(
     ("args", "said"),
-    [((str(RESULT),), "with what? add --published"), (("nowhere", "--published"), "no result at 'nowhere'")],
+    [((str(RESULT),), "add --published"), (("nowhere", "--published"), "no result at 'nowhere'")],
 )
 def test_what_cannot_be_compared_is_one_line(capsys, args, said):
     with pytest.raises(SystemExit) as ended:
