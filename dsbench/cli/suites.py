@@ -130,7 +130,9 @@ def _list(chosen: Sequence[Suite], times: dict[str, list[RunTime]]) -> None:
                 ", ".join(suite.probes.names()),
                 suite.blocks,
                 boots(suite),
-                _clock(times[suite.name][0]) if times[suite.name] else "not measured yet",
+                f"{_clock(times[suite.name][0])} ({times[suite.name][0].place})"
+                if times[suite.name]
+                else "not measured yet",
                 suite.summary,
             )
             for suite in chosen
