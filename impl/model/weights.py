@@ -136,11 +136,14 @@ def load_weights(path: Path) -> tuple[dict[str, torch.Tensor], Dims]:
 def read(
     path: Path, shapes_of: Callable[[Dims], Mapping[str, tuple[int, ...]]], mend: str
 ) -> tuple[dict[str, torch.Tensor], Dims]:
-    """Tensors and dims of a file that must hold the parameters `shapes_of(dims)`; `mend` says where one comes from."""
+    """Tensors and dims of a file that must hold the parameters `shapes_of(dims)`; `mend` says where one comes from.
+
+    What a file holds in a smaller float type comes as fp32.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             dims = Dims.from_json(json.loads(file.metadata()["dims"]))
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a reader, not a dict)
+            weights = {name: whole(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (a reader, not a dict)
     except FileNotFoundError:
         raise ValueError(f"no weights at {path}: {mend}") from None
     except Exception as error:
@@ -151,3 +154,7 @@ def read(
         if tuple(weights[name].shape) != shape:
             raise ValueError(f"{path}: {name} is {tuple(weights[name].shape)}, {dims.name} needs {shape}")
     return weights, dims
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor

@@ -10,8 +10,18 @@ import torch
 
 from impl.dims import SHAPES, Dims
 from impl.model.weights import load_weights
-from impl.train.loop import Report, Settings, load_checkpoint, new_state, train
-from impl.train.options import add_run_options, check_run_options, checkpoint_of, progress_bar, run
+from impl.train.loop import RECIPES, Report, Settings, load_checkpoint, new_state, train
+from impl.train.options import (
+    add_run_options,
+    call_of,
+    check_run_options,
+    checkpoint_of,
+    means_of,
+    plan_of,
+    progress_bar,
+    run,
+    set_precision,
+)
 
 TRAINABLE = tuple(name for name in SHAPES if name != "flash")
 
@@ -28,7 +38,7 @@ def arguments() -> argparse.ArgumentParser:
         "--start-from", type=Path, metavar="WEIGHTS",
         help="refine these trained weights, behind the curriculum (use another --seed)",
     )  # fmt: skip
-    add_run_options(parser, name="train-NAME", gpu_scale=16, learning_rate=Settings.learning_rate)
+    add_run_options(parser, name="train-NAME", gpu_scale=16)
     return parser
 
 
@@ -39,13 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(lambda: train_target(args))
 
 
-def train_target(args: argparse.Namespace) -> Path:
+def train_target(args: argparse.Namespace) -> tuple[Path, bool]:
     dims = SHAPES[args.dims]
     out = args.out or Path("build") / f"train-{dims.name}"
-    settings = Settings(
-        steps=args.steps, minutes=args.minutes, seed=args.seed, scale=args.scale,
-        learning_rate=args.learning_rate, refine=args.start_from is not None,
-    )  # fmt: skip
+    settings = Settings(**RECIPES.get(dims.name, {}) | plan_of(args) | {"refine": args.start_from is not None})
+    set_precision(dims, args.device)
     checkpoint = checkpoint_of(out, resume=args.resume)
     if checkpoint:
         state = load_checkpoint(checkpoint, dims, settings, args.device)
@@ -53,8 +61,10 @@ def train_target(args: argparse.Namespace) -> Path:
         state = new_state(dims, settings, args.device, starting_weights(args.start_from, dims))
     with progress_bar() as bar:
         task = bar.add_task(dims.name, total=1.0, detail="")
-        train(state, dims, settings, out, lambda r: bar.update(task, completed=r.progress, detail=detail(r)))
-    return out / f"{dims.name}.safetensors"
+        done = train(state, dims, settings, out,
+                     lambda r: bar.update(task, completed=r.progress, detail=detail(r)),
+                     call=call_of(args), means=means_of(args))  # fmt: skip
+    return out / f"{dims.name}.safetensors", done
 
 
 def starting_weights(path: Path | None, dims: Dims) -> dict[str, torch.Tensor] | None:

@@ -5,13 +5,28 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 from impl.model.weights import SHIPPED, load_weights
-from impl.train.draft_loop import DraftReport, DraftSettings, load_draft_checkpoint, new_draft_state, train_draft
-from impl.train.options import add_run_options, check_run_options, checkpoint_of, progress_bar, run
-from impl.train.prefetch import stream
+from impl.train.draft_loop import (
+    RECIPES,
+    DraftReport,
+    DraftSettings,
+    load_draft_checkpoint,
+    new_draft_state,
+    train_draft,
+)
+from impl.train.options import (
+    add_run_options,
+    call_of,
+    check_run_options,
+    checkpoint_of,
+    means_of,
+    plan_of,
+    progress_bar,
+    run,
+    set_precision,
+)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -23,38 +38,35 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--target", type=Path, metavar="WEIGHTS", default=SHIPPED / "pico.safetensors",
                         help="the target's trained weights (default: the shipped pico)")  # fmt: skip
-    add_run_options(parser, name="draft-NAME", gpu_scale=48, learning_rate=DraftSettings.learning_rate)
-    parser.add_argument("--workers", type=int, default=0, metavar="N",
-                        help="processes that make text ahead (default 0: none; GPU: 8)")  # fmt: skip
+    add_run_options(parser, name="draft-NAME", gpu_scale=48)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments()
     args = parser.parse_args(argv)
-    if args.workers < 0:
-        parser.error(f"--workers must be at least 0, got {args.workers}")
     check_run_options(parser, args)
     return run(lambda: train_draft_of(args))
 
 
-def train_draft_of(args: argparse.Namespace) -> Path:
+def train_draft_of(args: argparse.Namespace) -> tuple[Path, bool]:
     weights, dims = load_weights(args.target)
     target = {name: tensor.to(args.device) for name, tensor in weights.items()}
     out = args.out or Path("build") / f"draft-{dims.name}"
-    settings = DraftSettings(
-        steps=args.steps, minutes=args.minutes, seed=args.seed, scale=args.scale,
-        learning_rate=args.learning_rate, target=hashlib.sha256(args.target.read_bytes()).hexdigest(),
-    )  # fmt: skip
+    digest = hashlib.sha256(args.target.read_bytes()).hexdigest()
+    settings = DraftSettings(**RECIPES.get(dims.name, {}) | plan_of(args) | {"target": digest})
+    set_precision(dims, args.device)
     checkpoint = checkpoint_of(out, resume=args.resume)
     if checkpoint:
         state = load_draft_checkpoint(checkpoint, dims, target, settings, args.device)
     else:
         state = new_draft_state(dims, target, settings, args.device)
-    with closing(stream(args.seed, state.step, args.scale, args.workers)) as data, progress_bar() as bar:
+    with progress_bar() as bar:
         task = bar.add_task(f"{dims.name} draft", total=1.0, detail="")
-        return train_draft(state, target, dims, settings, out, data,
-                           lambda r: bar.update(task, completed=r.progress, detail=detail(r)))  # fmt: skip
+        done = train_draft(state, target, dims, settings, out,
+                           lambda r: bar.update(task, completed=r.progress, detail=detail(r)),
+                           call=call_of(args), means=means_of(args))  # fmt: skip
+    return out / f"{dims.name}-dspark.safetensors", done
 
 
 def detail(report: DraftReport) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,21 +19,22 @@ from torch import Tensor
 
 from impl.dims import Dims
 from impl.model.draft_weights import PREFIX, draft_dims
+from impl.train.attention import Turn, project_heads, query_heads, rms_norm, window_rows
 from impl.train.forward import (
+    PLAIN,
+    Parts,
+    Seam,
     Trace,
     Weights,
+    compile_parts,
     forward,
     head_mix,
-    moe,
-    project_heads,
-    query_heads,
-    rms_norm,
-    rope_table,
-    seam_in,
-    seam_out,
-    window_rows,
+    head_weights,
+    of_layer,
+    worth_compiling,
 )
-from impl.train.rounding import Exact, Rounding, Served
+from impl.train.rope import rope_table
+from impl.train.rounding import EXACT, SERVED, Rounding
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,24 @@ class Drafted(NamedTuple):
 
 
 @torch.no_grad()
-def target_context(weights: Weights, sequences: Sequence[Tensor], dims: Dims, quantize: bool = True) -> Context:
+def target_context(
+    weights: Weights, sequences: Sequence[Tensor], dims: Dims, quantize: bool = True, parts: Parts | None = None
+) -> Context:
     """The target run over `sequences`, int64 `[B, S]` each."""
-    ids, positions, aux, logits = [], [], [], []
+    aux, logits = [], []
     for rows in sequences:
         means: list[Tensor] = []
-        logits.append(forward(weights, rows, dims, quantize=quantize, aux=means).flatten(0, 1))
+        use = parts if worth_compiling(rows) else None
+        logits.append(forward(weights, rows, dims, quantize=quantize, aux=means, parts=use).flatten(0, 1))
         aux.append(torch.cat(means, dim=-1).flatten(0, 1))
-        ids.append(rows.flatten())
-        positions.append(torch.arange(rows.shape[1], device=rows.device).expand(rows.shape).flatten())
     longest = max(rows.shape[1] for rows in sequences)
-    return Context(torch.cat(ids), torch.cat(positions), torch.cat(aux), torch.cat(logits), longest)
+    ids = torch.cat([rows.flatten() for rows in sequences])
+    return Context(ids, positions_of(sequences), torch.cat(aux), torch.cat(logits), longest)
+
+
+def positions_of(sequences: Sequence[Tensor]) -> Tensor:
+    """int64 `[T]`: every row's position in its sequence."""
+    return torch.cat([torch.arange(s.shape[1], device=s.device).expand(s.shape).flatten() for s in sequences])
 
 
 def block_rows(context: Context, anchors: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -86,30 +95,38 @@ def block_rows(context: Context, anchors: Tensor, count: int) -> tuple[Tensor, T
 
 def draft(
     weights: Weights, target: Weights, context: Context, anchors: Tensor, dims: Dims, *,
-    quantize: bool = True, trace: Trace | None = None,
+    quantize: bool = True, trace: Trace | None = None, parts: Parts | None = None,
 ) -> Drafted:  # fmt: skip
     """Blocks after `anchors`, int64 `[N]` row numbers of `context`; the tokens before each draft are the text's own.
 
     Draft k of a block is for the row k + 1 after its anchor. `target` gives embedding and head, which get no gradient.
     """
     own = {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
-    rounding: Rounding = Served() if quantize else Exact()
-    k, n, layers = dims.draft_tokens, len(anchors), draft_dims(dims)
+    rounding, parts = SERVED if quantize else EXACT, parts or PLAIN_DRAFT
+    k, n, shape = dims.draft_tokens, len(anchors), draft_dims(dims)
     previous = context.ids[block_rows(context, anchors, k)[0]]
     ids = torch.full_like(previous, dims.noise_token_id)
     ids[:, 0] = previous[:, 0]
+    ids = ids.flatten()
     main = rounding.bf16(rms_norm(F.linear(context.aux, own["main_proj"]), own["main_norm"], dims.rms_norm_eps))
-    streams = rounding.bf16(F.embedding(ids.flatten(), target["embed"].detach()))
-    streams = streams.unsqueeze(1).expand(-1, dims.hc_mult, -1)
+    blocks = Blocks.of(context, anchors, dims)
+    streams = rounding.bf16(F.embedding(ids, target["embed"].detach())).unsqueeze(1).expand(-1, dims.hc_mult, -1)
+    x, post, comb = parts.seam_in(Seam.of(own, "layers.0.hc_attn", "layers.0.attn_norm"), streams, shape, rounding)
     for layer in range(dims.n_draft_layers):
-        at = f"layers.{layer}."
-        x, post, comb = seam_in(own, f"{at}hc_attn", streams, f"{at}attn_norm", layers, rounding)
-        y = block_attention(own, at, x.view(n, k, -1), main, context, anchors, dims, rounding)
-        streams = rounding.bf16(seam_out(streams, y.flatten(0, 1), post, comb))
-        x, post, comb = seam_in(own, f"{at}hc_ffn", streams, f"{at}ffn_norm", layers, rounding)
-        y = moe(own, layer, x, ids.flatten(), layers, rounding, trace)
-        streams = rounding.bf16(seam_out(streams, y, post, comb))
-    hidden = rounding.bf16(head_mix(own, streams, layers)).view(n, k, -1)
+        at, of_this = f"layers.{layer}.", of_layer(own, layer)
+        near = context_rows(of_this, main, blocks, dims, rounding)
+        y, _ = parts.attention(of_this, x.view(n, k, -1), near, blocks.turn, blocks.hidden, dims, rounding)
+        seam = Seam.of(own, f"{at}hc_ffn", f"{at}ffn_norm")
+        streams, x, post, comb = parts.seam(seam, streams, y.flatten(0, 1), post, comb, shape, rounding)
+        y, load = parts.moe(of_this, x, ids, shape, rounding)
+        if trace is not None:
+            trace.expert_load[layer] = load
+        if layer + 1 < dims.n_draft_layers:
+            seam = Seam.of(own, f"layers.{layer + 1}.hc_attn", f"layers.{layer + 1}.attn_norm")
+            streams, x, post, comb = parts.seam(seam, streams, y, post, comb, shape, rounding)
+        else:
+            streams = parts.seam_out(streams, y, post, comb, rounding)
+    hidden = rounding.bf16(head_mix(head_weights(own), streams, shape)).view(n, k, -1)
     normed = rounding.bf16(rms_norm(hidden, own["norm"], dims.rms_norm_eps))
     before = F.embedding(previous, own["markov.w1"])
     logits = F.linear(normed, target["lm_head"].detach()) + F.linear(before, own["markov.w2"])
@@ -117,31 +134,63 @@ def draft(
     return Drafted(logits, confidence, hidden)
 
 
+class Blocks(NamedTuple):
+    """Where the blocks and their context are: the same for every layer."""
+
+    context_turn: Turn
+    """cos and sin `[T, pairs]` of the context's rows"""
+    turn: Turn
+    """`[N, K, pairs]`"""
+    near: Tensor
+    """int64 `[N * window]`: the context rows before each anchor"""
+    hidden: Tensor
+    """bool `[N, window + K]`: true where there is no such row in the sequence"""
+
+    @classmethod
+    def of(cls, context: Context, anchors: Tensor, dims: Dims) -> Blocks:
+        k, device = dims.draft_tokens, anchors.device
+        cos, sin = rope_table(context.longest + k, 1, False, dims.rope_dim, dims, device)
+        first = context.positions[anchors][:, None]
+        rows, block = context.positions, first + torch.arange(k, device=device)
+        back = torch.arange(-dims.window, 0, device=device)
+        near = (anchors[:, None] + back).clamp_min(0).flatten()
+        hidden = F.pad(first + back < 0, (0, k))
+        return cls((cos[rows], sin[rows]), (cos[block], sin[block]), near, hidden)
+
+
+def context_rows(weights: Weights, main: Tensor, at: Blocks, dims: Dims, rounding: Rounding) -> Tensor:
+    """States `[N, window, D]` of the rows before each anchor, from main `[T, H]`. No attention norm on main_x."""
+    latent = F.linear(main, weights["attn.wqkv_a"][dims.q_lora_rank :])
+    states = window_rows(weights, latent, *at.context_turn, dims, rounding)
+    return states.index_select(0, at.near).view(-1, dims.window, dims.head_dim)
+
+
 def block_attention(
-    own: Weights, at: str, x: Tensor, main: Tensor, context: Context, anchors: Tensor, dims: Dims, rounding: Rounding
-) -> Tensor:
-    """y `[N, K, H]` of the blocks' layer inputs `[N, K, H]`; main `[T, H]` makes the context's states."""
+    weights: Weights, x: Tensor, near: Tensor, turn: Turn, hidden: Tensor, dims: Dims, rounding: Rounding
+) -> tuple[Tensor, None]:
+    """y `[N, K, H]` of the blocks' layer inputs `[N, K, H]`; near `[N, window, D]` is their context, where not hidden.
+
+    `weights` are the layer's own, by their names behind `layers.N.`.
+    """
     n, k, _ = x.shape
     d, eps = dims.head_dim, dims.rms_norm_eps
-    cos, sin = rope_table(context.longest + k, 1, False, dims.rope_dim, dims, x.device)
-    at_rows = context.positions
-    at_block = context.positions[anchors][:, None] + torch.arange(k, device=x.device)
-    w_input = own[f"{at}attn.wqkv_a"]
-    latent = F.linear(main, w_input[dims.q_lora_rank :])  # no attention norm on main_x
-    states = window_rows(own, at, latent, cos[at_rows], sin[at_rows], dims, rounding)
+    low, latent = F.linear(x, weights["attn.wqkv_a"]).split((dims.q_lora_rank, d), dim=-1)
+    low = rms_norm(low, weights["attn.q_norm"], eps)
+    q = query_heads(weights, low, *turn, dims, rounding)
+    block = window_rows(weights, latent, *turn, dims, rounding)
 
-    low, latent = F.linear(x, w_input).split((dims.q_lora_rank, d), dim=-1)
-    low = rms_norm(low, own[f"{at}attn.q_norm"], eps)
-    q = query_heads(own, at, low, cos[at_block], sin[at_block], dims, rounding)
-    block = window_rows(own, at, latent, cos[at_block], sin[at_block], dims, rounding)
-
-    back = torch.arange(-dims.window, 0, device=x.device)
-    near = states.index_select(0, (anchors[:, None] + back).clamp_min(0).flatten()).view(n, dims.window, d)
-    hidden = context.positions[anchors][:, None] + back < 0
     keys = torch.cat((near, block), dim=1)
     scores = (q.view(n, k * dims.n_heads, d) @ keys.transpose(1, 2) * d**-0.5).view(n, k, dims.n_heads, -1)
-    scores = scores.masked_fill(F.pad(hidden, (0, k))[:, None, None], -torch.inf)
-    sink = own[f"{at}attn.sink"][:, None].expand(n, k, dims.n_heads, 1)
+    scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+    sink = weights["attn.sink"][:, None].expand(n, k, dims.n_heads, 1)
     mass = torch.softmax(torch.cat((scores, sink), dim=-1), dim=-1)[..., :-1]
     o = (mass.reshape(n, k * dims.n_heads, -1) @ keys).view(n, k, dims.n_heads, d)
-    return project_heads(own, at, o, cos[at_block], sin[at_block], dims, rounding)
+    return project_heads(weights, o, *turn, dims, rounding), None
+
+
+PLAIN_DRAFT = PLAIN._replace(attention=block_attention)
+
+
+@lru_cache(maxsize=1)
+def compiled_draft() -> Parts:
+    return compile_parts(PLAIN_DRAFT)

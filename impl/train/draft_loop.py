@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from impl.dims import Dims
 from impl.model.draft_weights import PREFIX, random_draft_weights, save_draft_weights
-from impl.train.draft_forward import Context, block_rows, draft, target_context
+from impl.train.draft_forward import block_rows, compiled_draft, draft, positions_of, target_context
 from impl.train.draft_losses import draft_loss, survival
-from impl.train.forward import Trace, Weights
-from impl.train.loop import Run, State, apply_gradients, even_loads, progress_of, restored, run, saved, state_of
-from impl.train.prefetch import Rows
+from impl.train.forward import Trace, Weights, compiled
+from impl.train.graphs import Timed, Work
+from impl.train.prefetch import Rows, stream
+from impl.train.runs import (
+    Call,
+    Means,
+    Run,
+    State,
+    apply_gradients,
+    even_loads,
+    on_device,
+    progress_of,
+    restored,
+    run,
+    saved,
+    state_of,
+    timed,
+)
 
 
 @dataclass(frozen=True)
@@ -33,23 +49,34 @@ class DraftSettings(Run):
     """Draft k weighs exp(-k / gamma)."""
     anchor_share: float = 0.33
     """Anchors a step, as a share of its tokens"""
+    anchors: int | None = None
+    """Instead: anchors a step at scale 1, so that steps of any text have as many"""
     anchor_floor: float = 0.1
     """Least chance of a text row to be an anchor, relative to an answer row's: served rounds are in answers."""
+
+
+RECIPES: dict[str, dict[str, Any]] = {"micro": {"learning_rate": 2e-3, "anchors": 2700}}
+"""Dims name -> the settings in which its draft's run differs from that of pico's."""
+
+
+class Drafting(NamedTuple):
+    """What the work of one step gives."""
+
+    terms: Tensor
+    """`[4]`: loss, CE, distance, confidence"""
+    survival: Tensor
+    """`[K]`: a_k at temperature 1, on the training text"""
+    expert_load: dict[int, Tensor]
 
 
 @dataclass(frozen=True)
 class Point:
     """One step. Tensors stay on the device until a report wants them."""
 
-    step: int
     progress: float
-    tokens: int
-    minutes: float
     learning_rate: float
     terms: Tensor
-    """`[4]`: loss, CE, distance, confidence"""
     survival: Tensor
-    """`[K]`: a_k at temperature 1, on the training text"""
 
 
 @dataclass(frozen=True)
@@ -96,76 +123,85 @@ def learning_rate(progress: float, settings: DraftSettings) -> float:
     return settings.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def pick_anchors(context: Context, label_weights: Tensor, settings: DraftSettings, step: int) -> Tensor:
-    """Row numbers, int64 `[N]`, drawn without repeat by the loss weight of the row after; N depends on T only.
+def pick_anchors(positions: Tensor, label_weights: Tensor, settings: DraftSettings, step: int) -> Tensor:
+    """Row numbers, int64 `[N]`, drawn without repeat by the loss weight of the row after; N is the same for the same T.
 
-    `label_weights` `[T]`: 0 marks rows that are no label. Rows after which nothing can be drafted, and position 0,
-    which has no context, have no chance (unless too few others are left: the loss then skips their drafts).
+    positions int64 and label_weights fp32 `[T]`; a weight of 0 marks rows that are no label. Rows after which nothing
+    can be drafted, and position 0, which has no context, have no chance (unless too few others are left: the loss then
+    skips their drafts).
     """
     next_weight = torch.cat((label_weights[1:], label_weights.new_zeros(1)))
-    last = torch.cat((context.positions[1:], context.positions.new_zeros(1))) == 0
+    last = torch.cat((positions[1:], positions.new_zeros(1))) == 0
     chance = next_weight.clamp_min(settings.anchor_floor)
-    chance = chance.masked_fill(last | (next_weight == 0) | (context.positions == 0), 1e-30)
+    chance = chance.masked_fill(last | (next_weight == 0) | (positions == 0), 1e-30)
     gen = torch.Generator(chance.device).manual_seed(settings.seed * 1_000_003 + step)
     uniform = torch.rand(len(chance), generator=gen, device=chance.device).clamp(1e-7, 1 - 1e-7)
     gumbel = -(-uniform.log()).log()
-    count = max(1, int(len(chance) * settings.anchor_share))
+    fixed = settings.anchors and settings.anchors * settings.scale
+    count = fixed or max(1, int(len(chance) * settings.anchor_share))
     return (chance.log() + gumbel).topk(count, sorted=False).indices
 
 
-def draft_step(
-    state: State, target: Weights, dims: Dims, settings: DraftSettings, data: Iterator[list[Rows]]
-) -> Point:  # fmt: skip
-    """One optimizer step on the next batches of `data`."""
+def differentiate(
+    state: State, target: Weights, dims: Dims, settings: DraftSettings, use_compiler: bool = False
+) -> Work:
+    """Work on one step: anchors, label weights and sequences of ids; its gradients are added up."""
+    of_target, of_draft = (compiled(), compiled_draft()) if use_compiler else (None, None)
+
+    def work(anchors: Tensor, label_weights: Tensor, *sequences: Tensor) -> Drafting:
+        context = target_context(target, sequences, dims, parts=of_target)
+        trace = Trace([], {})
+        drafted = draft(state.weights, target, context, anchors, dims, trace=trace, parts=of_draft)
+        rows, inside = block_rows(context, anchors, dims.draft_tokens + 1)
+        labels, valid = context.ids[rows[:, 1:]], inside[:, 1:] & (label_weights[rows[:, 1:]] > 0)
+        target_logits = context.logits[rows[:, :-1]]
+        terms = draft_loss(drafted.logits, drafted.confidence, target_logits, labels, valid, settings.gamma)
+        terms.loss.backward()
+        alive = survival(drafted.logits, target_logits, labels, valid)
+        return Drafting(torch.stack(terms).detach(), alive, trace.expert_load)
+
+    return work
+
+
+def draft_step(state: State, settings: DraftSettings, batches: Mapping[str, Rows], work: Timed) -> Point:
+    """One optimizer step on all of a step's batches together."""
     progress = progress_of(state, settings)
-    started = time.monotonic()
     rate = learning_rate(progress, settings)
-    device = target["embed"].device
-    work = [(on_device(ids, device).long(), on_device(weights, device)) for ids, weights in next(data)]
-    context = target_context(target, [ids for ids, _ in work], dims)
-    label_weights = torch.cat([weights.flatten() for _, weights in work])
-    anchors = pick_anchors(context, label_weights, settings, state.step)
-    trace = Trace([], {})
-    drafted = draft(state.weights, target, context, anchors, dims, trace=trace)
-    rows, inside = block_rows(context, anchors, dims.draft_tokens + 1)
-    labels, valid = context.ids[rows[:, 1:]], inside[:, 1:] & (label_weights[rows[:, 1:]] > 0)
-    target_logits = context.logits[rows[:, :-1]]
-    terms = draft_loss(drafted.logits, drafted.confidence, target_logits, labels, valid, settings.gamma)
-    terms.loss.backward()
+    device = next(iter(state.weights.values())).device
+    sequences = [on_device(ids, device).long() for ids, _ in batches.values()]
+    label_weights = torch.cat([on_device(weights, device).flatten() for _, weights in batches.values()])
+    anchors = pick_anchors(positions_of(sequences), label_weights, settings, state.step)
+    drafting: Drafting = work(anchors, label_weights, *sequences)
     apply_gradients(state, rate, settings)
     own = {name.removeprefix(PREFIX): tensor for name, tensor in state.weights.items()}
-    even_loads(own, {layer: [load] for layer, load in trace.expert_load.items()}, settings.bias_rate)
-    alive = survival(drafted.logits, target_logits, labels, valid)
+    even_loads(own, {layer: [load] for layer, load in drafting.expert_load.items()}, settings.bias_rate)
     state.step += 1
-    state.tokens += len(context.ids)
-    state.seconds += time.monotonic() - started
-    return Point(state.step, progress, state.tokens, state.seconds / 60, rate, torch.stack(terms).detach(), alive)
+    state.tokens += len(label_weights)
+    return Point(progress, rate, drafting.terms, drafting.survival)
 
 
-def on_device(rows: object, device: torch.device) -> Tensor:
-    tensor = torch.as_tensor(rows)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
-def mean_point(window: list[Point]) -> DraftReport:
+def mean_point(window: list[Point], state: State) -> DraftReport:
     last = window[-1]
     terms = torch.stack([point.terms for point in window]).mean(0).tolist()
     length = 1 + torch.stack([point.survival for point in window]).mean(0).sum().item()
     loss, ce, distance, confidence = (round(term, 4) for term in terms)
-    return DraftReport(last.step, round(last.progress, 4), last.tokens, round(last.minutes, 3),
+    return DraftReport(state.step, round(last.progress, 4), state.tokens, round(state.seconds / 60, 3),
                        round(last.learning_rate, 7), loss, ce, distance, confidence, round(length, 3))  # fmt: skip
 
 
 def train_draft(
-    state: State, target: Weights, dims: Dims, settings: DraftSettings, out: Path, data: Iterator[list[Rows]],
-    on_report: Callable[[DraftReport], None], report_every: int = 25, checkpoint_seconds: float = 60.0,
-) -> Path:  # fmt: skip
-    """Run to the end of `settings`; writes `checkpoint.pt`, `curve.jsonl` (appended) and the draft; returns its path.
+    state: State, target: Weights, dims: Dims, settings: DraftSettings, out: Path,
+    on_report: Callable[[DraftReport], None], *, call: Call | None = None, means: Means | None = None,
+    report_every: int = 25, checkpoint_seconds: float = 60.0,
+) -> bool:  # fmt: skip
+    """Run to the end of `settings` or of the call; True when the run is done.
 
-    `data` starts at the state's step.
+    Writes `checkpoint.pt`, `curve.jsonl` (appended) and `<name>-dspark.safetensors`.
     """
-    run(state, dims, settings, out, lambda: draft_step(state, target, dims, settings, data), mean_point, on_report,
-        report_every, checkpoint_seconds)  # fmt: skip
-    path = out / f"{dims.name}-dspark.safetensors"
-    save_draft_weights(path, saved(state), dims)
-    return path
+    means = means or Means()
+    work = timed(state, means, lambda use: differentiate(state, target, dims, settings, use))
+    with closing(stream(dims.name, settings.seed, state.step, settings.scale, means.workers)) as data:
+        done = run(state, dims, settings, out, lambda: draft_step(state, settings, next(data), work), mean_point,
+                   on_report, call or Call(), work, report_every, checkpoint_seconds)  # fmt: skip
+    save_draft_weights(out / f"{dims.name}-dspark.safetensors", saved(state, dims), dims)
+    return done

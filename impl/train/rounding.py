@@ -48,10 +48,13 @@ class Served:
         return out
 
 
+EXACT, SERVED = Exact(), Served()
+
+
 class Bf16(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.bfloat16().float()
+        return round_bf16(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -61,20 +64,38 @@ class Bf16(torch.autograd.Function):
 class PackedState(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rope_dim: int, group: int) -> Tensor:
-        rounded = x.bfloat16().float()
-        nope = rounded[..., : x.shape[-1] - rope_dim]
-        nope.copy_(e4m3(nope.unflatten(-1, (-1, group))).flatten(-2))
-        return rounded
+        nope, rope = round_bf16(x).split((x.shape[-1] - rope_dim, rope_dim), dim=-1)
+        return torch.cat((e4m3(nope.unflatten(-1, (-1, group))).flatten(-2), rope), dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return grads[0], None, None
 
 
+def round_bf16(x: Tensor) -> Tensor:
+    """The nearest bf16 value, ties to even, as fp32.
+
+    A compiler may drop a cast there and back, as fp32 holds more; integer operations on the bits it must keep.
+    """
+    if not torch.compiler.is_compiling():
+        return x.bfloat16().float()
+    bits = x.view(torch.int32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).view(torch.float32)
+
+
 def e4m3(groups: Tensor) -> Tensor:
-    """Nearest e4m3 value of each element under the group's scale 2^e, e = ceil(log2(max(absmax, 1e-4) / 448))."""
+    """Nearest e4m3 value of each element under the group's scale 2^e, e = ceil(log2(max(absmax, 1e-4) / 448)).
+
+    An e4m3 number has three bits behind its leading one, and steps of 2^-9 below 2^-6. Powers of two are made and read
+    as exponent bits, so that every operation but the rounding is exact.
+    """
     absmax = groups.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_ABSMAX)
-    mantissa, exponent = torch.frexp(absmax / E4M3_MAX)
-    scale = torch.ldexp(torch.ones_like(absmax), exponent - (mantissa == 0.5).int())
-    codes = (groups / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
-    return codes.float() * scale
+    exponent = ((absmax / E4M3_MAX).view(torch.int32) + 0x7FFFFF) >> 23
+    codes = (groups * power_of_two(254 - exponent)).clamp(-E4M3_MAX, E4M3_MAX)
+    step = ((codes.view(torch.int32) >> 23) & 0xFF).clamp_min(127 - 6) - 3
+    return torch.round(codes * power_of_two(254 - step)) * power_of_two(step) * power_of_two(exponent)
+
+
+def power_of_two(biased: Tensor) -> Tensor:
+    """2^(biased - 127) as fp32 of int32 exponents 1 to 254."""
+    return (biased << 23).view(torch.float32)

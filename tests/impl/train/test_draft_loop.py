@@ -16,10 +16,10 @@ from impl.model.draft_weights import load_draft_weights
 from impl.model.weights import save_weights
 from impl.train import draft_loop
 from impl.train.draft import main
-from impl.train.draft_forward import Context
 from impl.train.draft_loop import DraftSettings
-from impl.train.loop import initial_weights, save_checkpoint
+from impl.train.loop import initial_weights
 from impl.train.prefetch import step_rows, stream
+from impl.train.runs import Call, save_checkpoint
 
 Weights = dict[str, torch.Tensor]
 SETTINGS = DraftSettings(steps=4, seed=5, warmup=0.5, anchor_share=0.05)
@@ -29,16 +29,12 @@ def run(tiny: Dims, target: Weights, out: Path, stop_at: int | None = None) -> W
     """Train to the end, or to step `stop_at` and then save, load and go on."""
     state = draft_loop.new_draft_state(tiny, target, SETTINGS, "cpu")
     if stop_at is not None:
-        data = stream(SETTINGS.seed, 0, 1, workers=0)
-        for _ in range(stop_at):
-            draft_loop.draft_step(state, target, tiny, SETTINGS, data)
-        out.mkdir()
-        save_checkpoint(out / "checkpoint.pt", state, tiny, SETTINGS)
+        call = Call(steps=stop_at)
+        assert not draft_loop.train_draft(state, target, tiny, SETTINGS, out, lambda report: None, call=call)
         state = draft_loop.load_draft_checkpoint(out / "checkpoint.pt", tiny, target, SETTINGS, "cpu")
         assert state.step == stop_at
-    data = stream(SETTINGS.seed, state.step, 1, workers=0)
-    path = draft_loop.train_draft(state, target, tiny, SETTINGS, out, data, lambda report: None, report_every=2)
-    weights, dims = load_draft_weights(path)
+    assert draft_loop.train_draft(state, target, tiny, SETTINGS, out, lambda report: None, report_every=2)
+    weights, dims = load_draft_weights(out / "tiny-dspark.safetensors")
     assert dims == tiny
     return weights
 
@@ -60,8 +56,7 @@ def test_loss_falls_and_acceptance_rises(tiny: Dims, tiny_weights: Weights, tmp_
     # A target that leaves something to learn: its text law is sharp and depends on the last token.
     target = tiny_weights | {"lm_head": tiny_weights["lm_head"] * 2}
     state = draft_loop.new_draft_state(tiny, target, settings, "cpu")
-    data = stream(0, 0, 1, workers=0)
-    draft_loop.train_draft(state, target, tiny, settings, tmp_path, data, lambda report: None, report_every=3)
+    draft_loop.train_draft(state, target, tiny, settings, tmp_path, lambda report: None, report_every=3)
     curve = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
     assert [point["step"] for point in curve] == [3, 6, 9, 12]
     assert curve[-1]["distance"] < curve[0]["distance"] - 0.1
@@ -69,13 +64,12 @@ def test_loss_falls_and_acceptance_rises(tiny: Dims, tiny_weights: Weights, tmp_
     assert curve[-1]["tokens"] == state.tokens > 12 * 2000
 
 
-def plain_context(lengths: list[int]) -> Context:
-    positions = torch.cat([torch.arange(n) for n in lengths])
-    return Context(positions, positions, positions[:, None].float(), positions[:, None].float(), max(lengths))
+def positions(lengths: list[int]) -> torch.Tensor:
+    return torch.cat([torch.arange(n) for n in lengths])
 
 
 def test_anchors_have_context_and_a_label() -> None:
-    context = plain_context([6, 6, 8])
+    context = positions([6, 6, 8])
     weights = torch.tensor([0, 1, 1, 0, 0.3, 1, *[0, 0, 0.5, 1, 0, 0], *[0, 1, 1, 1, 1, 1, 1, 0.3]])
     # Row i can be an anchor when row i + 1 is a label of its sequence and i is not a first row.
     wanted = {1, 3, 4, 7, 8, 13, 14, 15, 16, 17, 18}
@@ -87,7 +81,7 @@ def test_anchors_have_context_and_a_label() -> None:
 
 
 def test_anchors_favour_answers_and_change_with_the_step() -> None:
-    context = plain_context([2000])
+    context = positions([2000])
     weights = torch.where(torch.arange(2000) % 2 == 0, 1.0, 0.03)
     picks = [draft_loop.pick_anchors(context, weights, DraftSettings(anchor_share=0.1), step) for step in (0, 0, 1)]
     assert torch.equal(picks[0], picks[1])
@@ -116,11 +110,14 @@ def test_resume_refuses_other_settings(
 
 
 def test_workers_give_the_same_text_in_order() -> None:
-    made = stream(3, 4, 1, workers=2)
+    made = stream("pico", 3, 4, 1, 2, lambda step: step / 10)
     for step in range(4, 9):
-        for (ids, weights), (wanted_ids, wanted_weights) in zip(next(made), step_rows(3, step, 1), strict=True):
-            assert (ids == wanted_ids).all()
-            assert (weights == wanted_weights).all()
+        wanted = step_rows("pico", 3, step, step / 10, 1)
+        got = next(made)
+        assert list(got) == list(wanted)
+        for kind, (ids, weights) in got.items():
+            assert (ids == wanted[kind][0]).all()
+            assert (weights == wanted[kind][1]).all()
     made.close()
 
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from impl.dims import FLASH, PICO, Dims
 from impl.train import forward as fast
-from impl.train.rounding import Exact, Served, e4m3
+from impl.train.attention import compress, select_entries
+from impl.train.rope import inverse_frequencies, rope_table
+from impl.train.rounding import EXACT, Served, e4m3
 from tests.impl.train import plain_model as plain
 
 Weights = dict[str, torch.Tensor]
@@ -40,10 +42,10 @@ def test_seam_with_a_lopsided_mixing_matrix(tiny: Dims, iters: int) -> None:
     rng = np.random.default_rng(0)
     streams, y = rng.normal(size=(5, 4, 16)), rng.normal(size=(5, 16))
     fn, scale, base = rng.normal(size=(24, 64)), np.array([0.7, 1.3, 0.9]), rng.normal(size=24) * 2
-    weights = {k: torch.tensor(v).float() for k, v in {"s.fn": fn, "s.scale": scale, "s.base": base}.items()}
+    weights = fast.Seam(*(torch.tensor(v).float() for v in (fn, scale, base, np.ones(16))))
     r = torch.tensor(streams).float()
-    pre, post, comb = fast.gates(weights, "s", r, dims)
-    mixed = fast.seam_out(r, torch.tensor(y).float(), post, comb)
+    pre, post, comb = fast.gates(weights, r, dims)
+    mixed = fast.seam_out(r, torch.tensor(y).float(), post, comb, EXACT)
     assert (comb - comb.transpose(1, 2)).abs().max() > 0.1
     for t in range(5):
         want_pre, want_post, want_comb = plain.seam_gates(streams[t], fn, scale, base, dims)
@@ -53,15 +55,10 @@ def test_seam_with_a_lopsided_mixing_matrix(tiny: Dims, iters: int) -> None:
         np.testing.assert_allclose(mixed[t], plain.post_mix(streams[t], y[t], want_post, want_comb), atol=1e-4)
 
 
-def test_sinkhorn_gradient() -> None:
-    logits = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: fast.sinkhorn(x, 6, 1e-6), logits)
-
-
 @pytest.mark.parametrize("dims", [PICO, FLASH], ids=["pico", "flash"])
 @pytest.mark.parametrize("ratio", [0, 4])
 def test_rope_frequencies(dims: Dims, ratio: int) -> None:
-    got = fast.inverse_frequencies(dims.rope_dim, ratio > 0, dims).numpy()
+    got = inverse_frequencies(dims.rope_dim, ratio > 0, dims).numpy()
     np.testing.assert_allclose(got, plain.frequencies(dims.rope_dim, ratio, dims), rtol=1e-6)
 
 
@@ -75,7 +72,8 @@ def test_compressor_rows(tiny: Dims, ratio: int, length: int) -> None:
         "c.norm": torch.randn(12, generator=gen),
     }  # fmt: skip
     x = torch.randn(1, length, 16, generator=gen)
-    got = fast.compress(weights, "c.", x, ratio, 12, tiny)[0]
+    turn = rope_table(length // ratio, ratio, True, tiny.rope_dim, tiny, x.device)
+    got = compress(weights, "c.", x, ratio, 12, turn, tiny.rms_norm_eps)[0]
     freqs = plain.frequencies(tiny.rope_dim, ratio, tiny)
     wanted = plain.compressed_rows(as_numpy(weights), "c.", list(x[0].double().numpy()), ratio, 12, freqs)
     assert len(got) == len(wanted) == length // ratio
@@ -88,7 +86,7 @@ def test_moe(tiny: Dims, tiny_weights: Weights, hashed: bool) -> None:
     layer = 0 if hashed else 1
     x = 4 * torch.randn(9, 16, generator=torch.Generator().manual_seed(2))
     ids = random_ids(9)
-    got = fast.moe(tiny_weights, layer, x, torch.tensor(ids), tiny, Exact(), None)
+    got, _ = fast.moe(fast.of_layer(tiny_weights, layer), x, torch.tensor(ids), tiny, EXACT)
     for row, token, y in zip(x.double().numpy(), ids, got, strict=True):
         wanted = plain.moe(as_numpy(tiny_weights), f"layers.{layer}.moe.", row, token, tiny)
         np.testing.assert_allclose(y, wanted, atol=2e-4)
@@ -106,7 +104,7 @@ def test_router_bias_selects_only(tiny: Dims) -> None:
 def test_topk_takes_the_lowest_index_of_a_tie() -> None:
     scores = torch.tensor([[[0.0, 0.0, 1.0, 0.0, 0.0], [0.0] * 5]])
     visible = torch.tensor([[True] * 5, [True, True, True, False, False]])
-    picked = fast.select_entries(scores, visible, 2)[0].tolist()
+    picked = select_entries(scores, visible, 2)[0].tolist()
     assert picked == [[True, False, True, False, False], [True, True, False, False, False]]
 
 

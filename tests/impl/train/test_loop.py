@@ -13,22 +13,21 @@ import torch
 
 from impl.dims import Dims
 from impl.model.weights import load_weights, save_weights
-from impl.train import loop
+from impl.train import loop, runs
 from impl.train.__main__ import main
 from impl.train.loop import Settings
+from impl.train.prefetch import step_rows
+from impl.train.runs import Call, Means
 
 
 def run(tiny: Dims, settings: Settings, out: Path, stop_at: int | None = None) -> dict[str, torch.Tensor]:
     """Train to the end, or to step `stop_at` and then save, load and go on."""
     state = loop.new_state(tiny, settings, "cpu")
     if stop_at is not None:
-        for _ in range(stop_at):
-            loop.train_step(state, tiny, settings)
-        out.mkdir()
-        loop.save_checkpoint(out / "checkpoint.pt", state, tiny, settings)
+        assert not loop.train(state, tiny, settings, out, lambda report: None, call=Call(steps=stop_at))
         state = loop.load_checkpoint(out / "checkpoint.pt", tiny, settings, "cpu")
         assert state.step == stop_at
-    loop.train(state, tiny, settings, out, lambda report: None, report_every=2)
+    assert loop.train(state, tiny, settings, out, lambda report: None, report_every=2)
     return load_weights(out / "tiny.safetensors")[0]
 
 
@@ -60,9 +59,9 @@ def test_time_budget_ends_a_run(tiny: Dims) -> None:
     settings = Settings(minutes=2.0)
     state = loop.new_state(tiny, settings, "cpu")
     state.seconds = 60.0
-    assert loop.progress_of(state, settings) == 0.5
+    assert runs.progress_of(state, settings) == 0.5
     state.seconds = 130.0
-    assert loop.progress_of(state, settings) == 1.0
+    assert runs.progress_of(state, settings) == 1.0
 
 
 def test_rate_warms_up_then_decays() -> None:
@@ -74,10 +73,58 @@ def test_rate_warms_up_then_decays() -> None:
     assert rates[-1] < 0.02
 
 
+def test_a_call_of_minutes_stops_short_of_the_run_unless_it_is_the_last(tiny: Dims, tmp_path: Path) -> None:
+    settings = Settings(minutes=60.0)
+    state = loop.new_state(tiny, settings, "cpu")
+    reports: list[loop.Report] = []
+    assert not loop.train(state, tiny, settings, tmp_path, reports.append, call=Call(minutes=0.005))
+    assert 0 < runs.progress_of(state, settings) < 0.001
+    assert reports[-1].step == state.step
+    state = loop.load_checkpoint(tmp_path / "checkpoint.pt", tiny, settings, "cpu")
+    assert loop.train(state, tiny, settings, tmp_path, reports.append, call=Call(minutes=0.01, last=True))
+    assert runs.progress_of(state, settings) == pytest.approx(1.0)
+    assert reports[-1].minutes == pytest.approx(60.0, abs=0.1)
+
+
+def test_setting_up_is_no_training(tiny: Dims, tmp_path: Path) -> None:
+    settings = Settings(minutes=60.0, steps=None)
+    state = loop.new_state(tiny, settings, "cpu")
+    work = runs.timed(state, Means(), lambda use: loop.differentiate(state, tiny, settings))
+    plain = work.work
+
+    def slow(*tensors: torch.Tensor, **constants: object) -> object:
+        work.setup_seconds += 1000.0
+        return plain(*tensors, **constants)
+
+    work.work = slow
+    data = step_rows("tiny", 0, 0, 0.5, 1)
+    runs.run(state, tiny, settings, tmp_path, lambda: loop.train_step(state, settings, data, work), loop.mean_report,
+             lambda report: None, Call(steps=2), work, 1, 60.0)  # fmt: skip
+    assert state.step == 2
+    assert state.seconds == 0.0
+
+
+def test_compact_checkpoints_are_smaller_and_load(tiny: Dims, tmp_path: Path) -> None:
+    settings = Settings(steps=4)
+    state = loop.new_state(tiny, settings, "cpu")
+    loop.train(state, tiny, settings, tmp_path, lambda report: None, call=Call(steps=2))
+    whole = (tmp_path / "checkpoint.pt").stat().st_size
+    runs.save_checkpoint(tmp_path / "checkpoint.pt", state, tiny, settings, compact=True)
+    assert (tmp_path / "checkpoint.pt").stat().st_size < 0.8 * whole
+    again = loop.load_checkpoint(tmp_path / "checkpoint.pt", tiny, settings, "cpu")
+    for name, tensor in state.weights.items():
+        assert torch.equal(tensor, again.weights[name])
+        if tensor.requires_grad:
+            kept, moment = (of.optimizer.state[of.weights[name]]["exp_avg_sq"] for of in (again, state))
+            assert kept.dtype == torch.float32
+            torch.testing.assert_close(kept, moment, rtol=2**-8, atol=0)
+    assert loop.train(again, tiny, settings, tmp_path, lambda report: None)
+
+
 @pytest.mark.parametrize(("field", "value"), [("seed", 9), ("learning_rate", 0.5), ("steps", 8)])
 def test_resume_refuses_other_settings(tiny: Dims, tmp_path: Path, field: str, value: float) -> None:
     settings = Settings(steps=7)
-    loop.save_checkpoint(tmp_path / "c.pt", loop.new_state(tiny, settings, "cpu"), tiny, settings)
+    runs.save_checkpoint(tmp_path / "c.pt", loop.new_state(tiny, settings, "cpu"), tiny, settings)
     with pytest.raises(ValueError, match=f"another {field}"):
         loop.load_checkpoint(tmp_path / "c.pt", tiny, dataclasses.replace(settings, **{field: value}), "cpu")
 
@@ -89,6 +136,11 @@ def test_resume_refuses_other_settings(tiny: Dims, tmp_path: Path, field: str, v
         (["--minutes", "-1"], "--minutes must be above 0"),
         (["--dims", "flash"], "invalid choice: 'flash'"),
         (["--steps", "1", "--minutes", "1"], "not allowed with"),
+        (["--of", "0"], "--of must be above 0"),
+        (["--steps", "1", "--of", "2.5"], "--of must be whole with --steps"),
+        (["--steps", "1", "--last"], "--last goes with --minutes and --of"),
+        (["--workers", "-1"], "--workers must be at least 0"),
+        (["--steps", "1", "--graphs"], "--graphs needs --device cuda"),
     ],
 )
 def test_bad_options_stop_before_anything_is_written(
@@ -117,8 +169,10 @@ def test_start_from_trained_weights_skips_the_easy_part(tiny: Dims, tmp_path: Pa
     first = run(tiny, Settings(steps=1), tmp_path / "first")
     settings = Settings(steps=1, seed=1, refine=True)
     state = loop.new_state(tiny, settings, "cpu", first)
+    seen: dict[str, float] = {}
     assert torch.equal(state.weights["lm_head"], first["lm_head"])
-    assert set(loop.train_step(state, tiny, settings).answer_loss) == {"arithmetic", "mixed", "near", "far"}
+    loop.train(state, tiny, settings, tmp_path / "second", lambda report: seen.update(report.answer_loss))
+    assert set(seen) == {"arithmetic", "mixed", "near", "far"}
 
 
 def test_start_from_another_shape(tiny: Dims, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,14 +183,16 @@ def test_start_from_another_shape(tiny: Dims, tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "run").exists()
 
 
-def test_an_interrupted_run_keeps_its_steps_and_goes_on(tiny, tmp_path):
-    """Ctrl-C ends a run after a whole step, with a checkpoint; resumed, it ends in the same bits."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_its_steps_and_goes_on(tiny: Dims, tmp_path: Path, number: int) -> None:
+    """Ctrl-C or SIGTERM ends a run after a whole step, with a checkpoint; resumed, it ends in the same bits."""
     settings = Settings(steps=6, seed=3)
     whole = run(tiny, settings, tmp_path / "whole")
     out = tmp_path / "stopped"
     state = loop.new_state(tiny, settings, "cpu")
-    with pytest.raises(KeyboardInterrupt):
-        loop.train(state, tiny, settings, out, lambda report: os.kill(os.getpid(), signal.SIGINT), report_every=2)
+    with pytest.raises(KeyboardInterrupt) as stop:
+        loop.train(state, tiny, settings, out, lambda report: os.kill(os.getpid(), number), report_every=2)
+    assert isinstance(stop.value, runs.Terminated) == (number == signal.SIGTERM)
     state = loop.load_checkpoint(out / "checkpoint.pt", tiny, settings, "cpu")
     assert state.step == 3
     loop.train(state, tiny, settings, out, lambda report: None, report_every=2)
