@@ -212,8 +212,7 @@ def json_item(rng: random.Random, thinking: Thinking, new: bool) -> Item | None:
 
 def tool_item(rng: random.Random, kind: str, thinking: Thinking, new: bool) -> Item | None:
     """The last reply of a chat whose first question is held out, or in a new wording."""
-    make, _ = tool_chats.KINDS[kind]
-    chat = make(rng, NEW_REQUESTS if new else REQUESTS)
+    chat = tool_chats.chat_of(rng, kind, NEW_REQUESTS if new else REQUESTS)
     question = tool_chats.first_question(chat)
     if question in PROBED or not (new or reserved_question(question)) or chat.reply is None:
         return None

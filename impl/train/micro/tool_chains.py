@@ -22,6 +22,7 @@ from impl.train.micro.tools import (
     said_date,
     time,
     told,
+    worded,
 )  # fmt: skip
 from impl.train.micro.transcript import Reply, Transcript
 from impl.train.micro.words import CITIES, NAMES
@@ -70,7 +71,7 @@ def stop(chat: Transcript, answer: str) -> None:
 
 
 def ask(rng: random.Random, chat: Transcript, *wordings: str, **values: object) -> None:
-    chat.user(rng.choice(wordings).format(**values).replace("on today", "today").replace("on tom", "tom"))
+    chat.user(worded(rng.choice(wordings), values))
 
 
 def email_of_contact(rng: random.Random, chat: Transcript, today: Day) -> None:

@@ -19,12 +19,12 @@ from impl.train.micro.tools import (
     PHRASES,
     SYMBOLS,
     TOOLS,
-    arguments,
+    asked_for,
     result,
-    said_date,
     some_day,
     told,
-)  # fmt: skip
+    worded,
+)
 from impl.train.micro.transcript import Reply, Transcript, some_thinking
 from impl.train.micro.words import CITIES, ITEMS, NAMES, WEEKDAYS
 from impl.train.packing import Segments
@@ -63,16 +63,8 @@ def requested(
     rng: random.Random, tool: str, wordings: Wordings, today: Day, **fixed: str
 ) -> tuple[str, dict[str, Any]]:
     """A request for one call, and the arguments of the call."""
-    spoken = arguments(rng, tool) | fixed
-    given = dict(spoken)
-    if "date" in spoken:
-        spoken["date"], given["date"] = said_date(rng, today)
+    spoken, given = asked_for(rng, tool, today, **fixed)
     return worded(rng.choice(wordings[tool]), spoken), given
-
-
-def worded(wording: str, spoken: Mapping[str, Any]) -> str:
-    text = wording.format(**spoken)
-    return text.replace("on today", "today").replace("on tomorrow", "tomorrow").replace("on the day", "the day")
 
 
 def single(rng: random.Random, wordings: Wordings) -> Transcript:
@@ -139,10 +131,7 @@ def missing(rng: random.Random, wordings: Wordings) -> Transcript:
     """An argument is not given: the assistant asks, the user tells, then comes the call."""
     tool, request, question, answer = rng.choice(INCOMPLETE)
     chat, today = opened(rng, tool)
-    spoken = arguments(rng, tool)
-    given = dict(spoken)
-    if "date" in spoken:
-        spoken["date"], given["date"] = said_date(rng, today)
+    spoken, given = asked_for(rng, tool, today)
     chat.user(worded(request, spoken))
     chat.say(Reply(question, thought=f"For {tool} something is missing.", check="I must not guess. I ask."))
     if rng.random() < 0.4:
@@ -250,9 +239,17 @@ FIXED = (
 """Questions without variable parts; they are never held out."""
 
 
-def any_chat(rng: random.Random, wordings: Wordings = REQUESTS) -> Transcript:
-    ((make, _),) = rng.choices(list(KINDS.values()), weights=[share for _, share in KINDS.values()])
-    return make(rng, wordings)
+def chat_of(rng: random.Random, kind: str, wordings: Wordings = REQUESTS) -> Transcript:
+    """A chat of a kind, which stops at any of its replies: most often at the last."""
+    chat = KINDS[kind][0](rng, wordings)
+    if chat.earlier and rng.random() < 0.35:
+        chat.stop_at(rng.randrange(len(chat.earlier)))
+    return chat
+
+
+def any_chat(rng: random.Random) -> Transcript:
+    (kind,) = rng.choices(list(KINDS), weights=[share for _, share in KINDS.values()])
+    return chat_of(rng, kind)
 
 
 def first_question(chat: Transcript) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from impl.train.micro.words import CITIES, MONTHS, NAMES, SURNAMES, WEEKDAYS
@@ -143,6 +144,23 @@ def arguments(rng: random.Random, tool: str) -> dict[str, Any]:
     if tool == "set_reminder":
         return {"text": rng.choice(ACTIONS), "time": time(rng)}
     return {"expression": expression(rng)}
+
+
+def asked_for(
+    rng: random.Random, tool: str, today: datetime.date | None, **fixed: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values of a call as the user says them, and its arguments; `today` where the chat tells the day."""
+    spoken = arguments(rng, tool) | fixed
+    given = dict(spoken)
+    if "date" in spoken:
+        spoken["date"], given["date"] = said_date(rng, today)
+    return spoken, given
+
+
+def worded(wording: str, spoken: Mapping[str, Any]) -> str:
+    """A wording with values put in: "on tomorrow" becomes "tomorrow"."""
+    text = wording.format(**spoken)
+    return text.replace("on today", "today").replace("on tomorrow", "tomorrow").replace("on the day", "the day")
 
 
 def result(rng: random.Random, tool: str, given: dict[str, Any]) -> tuple[dict[str, Any], str]:

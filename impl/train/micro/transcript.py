@@ -54,6 +54,8 @@ class Transcript:
     tools: Mapping[str, Sequence[str]] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=list)
     reply: Reply | None = None
+    earlier: list[tuple[int, Reply]] = field(default_factory=list)
+    """Replies before the last one, with the number of messages before each."""
 
     def system(self, text: str) -> None:
         self.messages.append({"role": "system", "content": text})
@@ -71,8 +73,14 @@ class Transcript:
 
     def _put_reply(self) -> None:
         if self.reply is not None:
+            self.earlier.append((len(self.messages), self.reply))
             self.messages.append(self.reply.message())
             self.reply = None
+
+    def stop_at(self, number: int) -> None:
+        """Let the earlier reply of that number be the last one; what follows it is gone."""
+        before, self.reply = self.earlier[number]
+        del self.messages[before:], self.earlier[number:]
 
     def prompt(self, thinking: Thinking) -> str:
         return chat_prompt(self.messages, self.tools, thinking)

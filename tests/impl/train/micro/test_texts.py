@@ -123,6 +123,17 @@ def test_tool_replies_are_read_by_the_server_as_they_were_meant(seed: int, think
     assert text_of(chat.segments(thinking)).startswith(chat.prompt(thinking))  # type: ignore[arg-type]
 
 
+def test_a_chat_may_stop_at_any_reply() -> None:
+    chat = tool_chats.KINDS["chain"][0](random.Random(2), tool_chats.REQUESTS)
+    whole = chat.prompt("off")
+    first = chat.earlier[0][1]
+    chat.stop_at(0)
+    assert chat.reply == first
+    assert first.calls
+    assert whole.startswith(f"{chat.prompt('off')}{first.line('off')}R: ")
+    assert chat.prompt("max").endswith("H:")
+
+
 def test_a_chat_with_tools_has_every_kind_and_never_a_question_of_the_probe() -> None:
     assert {scenario.question for scenario in battery().scenarios} <= PROBED
     assert {name: tuple(tool.parameters) for name, tool in battery().tools.items()} == TOOLS
