@@ -82,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def micro_scores(weights: Weights, dims: Dims, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     with progress_bar() as bar:
-        task = bar.add_task("held-out items", total=len(list(evaluate_micro.families())), detail="")
+        task = bar.add_task(
+            "held-out items", total=sum(args.only in family.name for family in evaluate_micro.families()), detail=""
+        )
         return evaluate_micro.scores(weights, dims, args.sample, args.only,
                                      lambda name: bar.update(task, advance=1, detail=name))  # fmt: skip
 

@@ -38,9 +38,7 @@ def sum_pairs() -> Iterator[tuple[int, int]]:
 
 def products(form: str = "completion") -> list[Item]:
     """The whole times table to twelve. Facts: all of them are in the training text."""
-    return [
-        arithmetic_item(f"{a}*{b}", str(a * b), form) for a in range(1, 13) for b in range(1, 13)
-    ]
+    return [arithmetic_item(f"{a}*{b}", str(a * b), form) for a in range(1, 13) for b in range(1, 13)]
 
 
 def arithmetic_item(question: str, answer: str, form: str) -> Item:
