@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from impl.dims import Dims
 from impl.model.weights import load_weights
@@ -21,7 +23,6 @@ from impl.train import evaluate_micro, heldout
 from impl.train.decode import greedy
 from impl.train.forward import Weights
 from impl.train.heldout import Item
-from impl.train.options import progress_bar
 from impl.train.scores import score, table
 
 
@@ -81,12 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def micro_scores(weights: Weights, dims: Dims, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    with progress_bar() as bar:
-        task = bar.add_task(
-            "held-out items", total=sum(args.only in family.name for family in evaluate_micro.families()), detail=""
-        )
-        return evaluate_micro.scores(weights, dims, args.sample, args.only,
-                                     lambda name: bar.update(task, advance=1, detail=name))  # fmt: skip
+    chosen = [family for family in evaluate_micro.families() if args.only in family.name]
+    console = Console(stderr=True)
+    shown = track(chosen, "held-out families", console=console, transient=True, disable=not console.is_terminal)
+    return evaluate_micro.scores(weights, dims, shown, args.sample)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Recall is scored three times: whole, and with the compressed entries of one kind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -119,16 +119,14 @@ def without(kind: str) -> Parts:
 
 
 def scores(
-    weights: Weights, dims: Dims, sample: int | None = None, only: str = "", on_done: Callable[[str], None] = print
+    weights: Weights, dims: Dims, chosen: Iterable[Family], sample: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Name -> right, n, share, low, high, target and whether it is met, if there is one.
+    """Name -> right, n, share, low, high; target and whether it is met, where there is one.
 
-    `sample` limits the items of each family, `only` takes the families whose name holds it.
+    `sample` limits the items of each family.
     """
     rows: dict[str, dict[str, Any]] = {}
-    for family in families():
-        if only not in family.name:
-            continue
+    for family in chosen:
         items = family.items()
         if sample is not None and len(items) > sample:
             items = items[:: -(-len(items) // sample)]
@@ -137,7 +135,6 @@ def scores(
         texts = greedy(weights, dims, [item.prompt for item in items], family.max_tokens, drafts, parts)
         right = sum(item.right(text) for item, text in zip(items, texts, strict=True))
         rows[family.name] = judged(family, score(right, len(items)), rows)
-        on_done(family.name)
     return rows
 
 
