@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from impl.dims import Dims
 from impl.train.runs import Call, Means, Terminated
+
+LINE_SECONDS = 15.0
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, name: str, gpu_scale: int) -> None:
@@ -128,3 +132,22 @@ def progress_bar() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
                TimeElapsedColumn(), TextColumn("{task.fields[detail]}"))  # fmt: skip
     return Progress(*columns, console=Console(stderr=True))
+
+
+@contextmanager
+def watched(name: str) -> Iterator[Callable[[float, str], None]]:
+    """A function of the share done and a text: a bar on a terminal, else a line now and then."""
+    if sys.stderr.isatty():
+        with progress_bar() as bar:
+            task = bar.add_task(name, total=1.0, detail="")
+            yield lambda share, text: bar.update(task, completed=share, detail=text)
+        return
+    said = time.monotonic()
+
+    def say(share: float, text: str) -> None:
+        nonlocal said
+        if share >= 1.0 or time.monotonic() - said > LINE_SECONDS:
+            said = time.monotonic()
+            print(f"{name} {share:.1%} {text}", file=sys.stderr, flush=True)
+
+    yield say

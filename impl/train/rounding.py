@@ -87,10 +87,11 @@ def e4m3(groups: Tensor) -> Tensor:
     """Nearest e4m3 value of each element under the group's scale 2^e, e = ceil(log2(max(absmax, 1e-4) / 448)).
 
     An e4m3 number has three bits behind its leading one, and steps of 2^-9 below 2^-6. Powers of two are made and read
-    as exponent bits, so that every operation but the rounding is exact.
+    as exponent bits, so that every operation but the rounding is exact, on any device and in any compiler's hands.
     """
     absmax = groups.abs().amax(-1, keepdim=True).clamp_min(SMALLEST_ABSMAX)
-    exponent = ((absmax / E4M3_MAX).view(torch.int32) + 0x7FFFFF) >> 23
+    # 448 is 1.75 * 2^8: e is absmax's own exponent less 8, and one more where its mantissa is above 1.75.
+    exponent = ((absmax.view(torch.int32) + 0x1FFFFF) >> 23) - 8
     codes = (groups * power_of_two(254 - exponent)).clamp(-E4M3_MAX, E4M3_MAX)
     step = ((codes.view(torch.int32) >> 23) & 0xFF).clamp_min(127 - 6) - 3
     return torch.round(codes * power_of_two(254 - step)) * power_of_two(step) * power_of_two(exponent)

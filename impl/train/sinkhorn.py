@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,25 +10,28 @@ import torch
 from torch import Tensor
 
 
+def found_kernel() -> Callable[[Tensor, int, float], Tensor] | None:
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        return None
+    from impl.train.sinkhorn_triton import scaled_softmax
+
+    return scaled_softmax
+
+
+KERNEL = found_kernel()
+
+
 def sinkhorn(logits: Tensor, iters: int, eps: float) -> Tensor:
     """Alternate row and column scaling of softmax(`logits`) `[N, hc, hc]`, ending on the columns.
 
     On a GPU one kernel does all iterations; elsewhere, and where Triton is missing, they are torch operations.
     """
-    if logits.is_cuda and kernels_found():
-        from impl.train.sinkhorn_triton import scaled_softmax
-
-        out: Tensor = scaled_softmax(logits, iters, eps)
-        return out
+    if KERNEL is not None and logits.is_cuda:
+        return KERNEL(logits, iters, eps)
     # The token dimension last: sums over four then vectorise across tokens.
     comb = torch.softmax(logits.permute(1, 2, 0).contiguous(), dim=1) + eps
     scaled: Tensor = Scaling.apply(comb, iters, eps)
     return scaled.permute(2, 0, 1).contiguous()
-
-
-@lru_cache(maxsize=1)
-def kernels_found() -> bool:
-    return find_spec("triton") is not None
 
 
 class Scaling(torch.autograd.Function):

@@ -18,9 +18,9 @@ TOKENS = 32
 
 
 @triton.jit
-def forward_kernel(
-    logits: Any, out: Any, sums: Any, n: Any, eps: Any, iters: tl.constexpr, hc: tl.constexpr, tokens: tl.constexpr
-) -> None:
+def forward_kernel(  # type: ignore[no-untyped-def]  # Triton reads annotations: plain arguments must have none
+    logits, out, sums, n, eps, iters: tl.constexpr, hc: tl.constexpr, tokens: tl.constexpr
+):
     token = tl.program_id(0) * tokens + tl.arange(0, tokens)
     real = token < n
     at = token[:, None, None] * (hc * hc) + tl.arange(0, hc)[None, :, None] * hc + tl.arange(0, hc)[None, None, :]
@@ -42,10 +42,9 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
-    logits: Any, out: Any, sums: Any, grad: Any, grad_logits: Any, n: Any, eps: Any, iters: tl.constexpr,
-    hc: tl.constexpr, tokens: tl.constexpr,
-) -> None:  # fmt: skip
+def backward_kernel(  # type: ignore[no-untyped-def]
+    logits, out, sums, grad, grad_logits, n, eps, iters: tl.constexpr, hc: tl.constexpr, tokens: tl.constexpr
+):
     token = tl.program_id(0) * tokens + tl.arange(0, tokens)
     real = token < n
     at = token[:, None, None] * (hc * hc) + tl.arange(0, hc)[None, :, None] * hc + tl.arange(0, hc)[None, None, :]

@@ -162,6 +162,6 @@ def test_missing_target_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_training_never_imports_the_held_out_module() -> None:
-    code = "import sys, impl.train.draft; sys.exit('impl.train.heldout' in sys.modules)"
+    code = "import sys, impl.train.draft_command; sys.exit('impl.train.heldout' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

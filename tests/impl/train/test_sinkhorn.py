@@ -39,6 +39,9 @@ KERNEL_CASE = """
         (grad,) = torch.autograd.grad(got, logits, pull)
         torch.testing.assert_close(got, wanted, atol=2e-6, rtol=2e-5)
         torch.testing.assert_close(grad, wanted_grad, atol=5e-6, rtol=2e-4)
+        traced = torch.compile(lambda x: scaled_softmax(2 * x, iters, 1e-6), backend="aot_eager", fullgraph=True)
+        (grad,) = torch.autograd.grad(traced(logits / 2), logits, pull)
+        torch.testing.assert_close(grad, wanted_grad, atol=5e-6, rtol=2e-4)
     assert scaled_softmax(logits.detach(), 3, 1e-6).shape == (7, 4, 4)
 """
 
