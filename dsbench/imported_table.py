@@ -93,11 +93,11 @@ class Imported:
         """`lm-eval` of `lm-eval, flattened`, and the scenarios' name without their numbers."""
         return str(self.content["tool"]).split(",")[0].split(" (")[0]
 
-    @property
-    def rows(self) -> list[Mapping[str, Any]]:
-        """What can be read: the file as a whole, and each of its rows with what the file says of all."""
-        whole = {key: value for key, value in self.content.items() if key != "rows"}
-        return [whole, *({**whole, **row} for row in self.content.get("rows", ()))]
+    def holding(self, key: str) -> list[Mapping[str, Any]]:
+        """What has a figure: the file as a whole, or rows of it with what the file says of all."""
+        if _is_number(self.content.get(key)):
+            return [self.content]
+        return [{**self.content, **row} for row in self.content.get("rows", ()) if _is_number(row.get(key))]
 
 
 def arm_names(text: str, files: int) -> list[str]:
@@ -172,7 +172,7 @@ def build_table(
 
 
 def _first_in_all(files: Sequence[Imported]) -> str:
-    held = [{key for row in file.rows for key in READINGS if _is_number(row.get(key))} for file in files]
+    held = [[key for key in READINGS if file.holding(key)] for file in files]
     for key in READINGS:
         if all(key in keys for keys in held):
             return key
@@ -191,7 +191,7 @@ def _is_number(value: Any) -> bool:
 
 def _picked(file: Imported, key: str, at: Mapping[str, str]) -> list[Mapping[str, Any]]:
     """The rows of one boot that hold the figure: repeats, so that they have to agree in their settings."""
-    held = [row for row in file.rows if _is_number(row.get(key))]
+    held = file.holding(key)
     if not held:
         raise InputError(f"{file.path}: has no {key}")
     rows = [row for row in held if all(_fits(row.get(name), wanted) for name, wanted in at.items())]
