@@ -111,10 +111,11 @@ def load_records(path: Path) -> list[Record]:
 
 def _text(path: Path) -> str:
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise InputError(f"{path}: has {size:,} bytes; at most {MOST_BYTES:,} are read")
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise InputError(f"{path}: is larger than {MOST_BYTES:,} bytes, the most that are read")
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -105,7 +105,7 @@ def test_bytes_and_files_that_are_not_there(tmp_path):
 
 def test_a_file_of_more_bytes_than_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "MOST_BYTES", 10)
-    with pytest.raises(InputError, match="at most 10 are read"):
+    with pytest.raises(InputError, match="larger than 10 bytes"):
         import_result(write(tmp_path, {"a": "0123456789"}))
 
 
