@@ -19,7 +19,9 @@ def apart(plan: Plan, arm: Arm, other: Plan, other_arm: Arm) -> list[str]:
     """Why the other arm's boots are not like this one's, in words; empty where they are."""
     said = []
     if plan.fingerprint is None or other.fingerprint is None:
-        said.append("the machine of one of them is not known")
+        said.append(
+            "it does not say which machine it ran on" if other.fingerprint is None else "no machine to compare with"
+        )
     else:
         changes = other.fingerprint.changes(plan.fingerprint)
         said += [f"another machine ({change})" for change in changes if change.partition(" ")[0] not in VERSIONS]
