@@ -9,11 +9,11 @@ from html import escape
 from dsbench.report.memory import Moment
 from dsbench.report.readings import BootSeries, Curves, Spread
 from dsbench.report.table import number
-from dsbench.report.units import short
+from dsbench.report.units import short, size
 
 WIDTH = 360
 """Units of every plot; on a phone one unit is one pixel."""
-FAR = 6.0
+FAR = 12.0
 """Margins beyond which an interval is cut off, with an arrow at its end."""
 LETTER = 6.6
 """Width of a letter at the size of labels, at most."""
@@ -198,7 +198,7 @@ def gains(rows: Sequence[tuple[str, str, float]]) -> str:
 
 
 def memory_line(moments: Sequence[Moment], arms: tuple[str, str]) -> str:
-    """Bytes alive from moment to moment of a boot, in steps, for two arms; KV pages are in none."""
+    """Bytes alive from moment to moment of a boot, in steps; the candidate's line lies on the baseline's wider one."""
     height, top, bottom, left = 176, 14, 134, 6
     right = WIDTH - LABELS
     y = _scale(0, max(max(m.baseline, m.candidate) for m in moments), bottom, top)
@@ -209,8 +209,8 @@ def memory_line(moments: Sequence[Moment], arms: tuple[str, str]) -> str:
     ends = []
     for index, values in enumerate(([m.baseline for m in moments], [m.candidate for m in moments])):
         steps = [(left + (i + side) * gap, y(value)) for i, value in enumerate(values) for side in (0, 1)]
-        parts.append(path(steps, f"line thick s{index}"))
-        ends.append((y(values[-1]), index, arms[index], short(values[-1], "B")))
+        parts.append(path(steps, f"line {('thick', 'thin')[index]} s{index}"))
+        ends.append((y(max(values)), index, arms[index], f"peak {size(max(values))}"))
     parts += _end_labels(ends, right, top, bottom)
     return svg(f"Bytes alive through the boot, {arms[0]} and {arms[1]}", height, parts)
 

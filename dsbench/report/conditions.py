@@ -60,7 +60,9 @@ def machine(plan: Plan, boots: Sequence[BootEvidence]) -> list[tuple[str, str]]:
 
 
 def text(value: Any) -> str:
-    """A value in one line, strings without quotes."""
+    """A value in one line; texts, and lists of them, without quotes."""
+    if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        return ", ".join(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -19,7 +19,8 @@ LONGEST = 2000
 @dataclass(frozen=True)
 class Answer:
     score: str
-    text: str
+    text: str | None
+    """None where the probe keeps no replies."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _flip(
             return None
         word, note = "changed", _first_difference(mine, other)
     answers = [
-        Answer(_score(o), _cut(o.text if o.text is not None else known.get(item, "")))
+        Answer(_score(o), _cut(o.text if o.text is not None else known.get(item)))
         for o, known in zip((mine, other), texts, strict=True)
     ]
     return Flip(item, word, note, answers[0], answers[1])
@@ -137,5 +138,7 @@ def _first_difference(a: Observation, b: Observation) -> str:
     return "one is longer" if at is None else f"token ids differ from token {at + 1} on"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} … {len(text) - LONGEST:,} more characters"
+def _cut(text: str | None) -> str | None:
+    if text is None or len(text) <= LONGEST:
+        return text
+    return f"{text[:LONGEST]} … {len(text) - LONGEST:,} more characters"

@@ -10,7 +10,7 @@ from dsbench.report.page import ArmPage, Page
 from dsbench.report.readings import Curves, Spread
 from dsbench.report.units import gain, short, size
 
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|~#])")
+_SPECIAL = re.compile(r"([\\`*\[\]<|~#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
 def markdown(page: Page) -> str:
@@ -27,10 +27,11 @@ def plain(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A table; the first column holds names, the others what was read."""
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 0) -> Iterator[str]:
+    """A table; names stand left, figures right, and the last `words` columns left."""
+    figures = len(columns) - 1 - words
     yield f"| {' | '.join(columns)} |"
-    yield f"|{'|'.join(['---', *['---:'] * (len(columns) - 1)])}|"
+    yield f"|{'|'.join(['---', *['---:'] * figures, *['---'] * words])}|"
     for row in rows:
         yield f"| {' | '.join(row)} |"
 
@@ -117,7 +118,7 @@ def _rows(page: Page, arm: ArmPage) -> Iterator[str]:
         ]
         for row in arm.rows
     ]
-    yield from table(columns, rows)
+    yield from table(columns, rows, words=3)
 
 
 def _curves(page: Page) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsbench.evidence import BootEvidence
-from dsbench.records import Plan
+from dsbench.records import Arm, Plan
 from dsbench.report.readings import measured
 
 SITES_SHOWN = 12
@@ -31,7 +31,7 @@ class KvRow:
 
     arm: str
     state: str
-    """What is on in it; its name where nothing is."""
+    """Its name, and what is on in it where that does not say so."""
     available_bytes: int
     tokens: float | None
     concurrency: float | None
@@ -104,7 +104,7 @@ def kv_rows(plan: Plan, boots: Sequence[BootEvidence]) -> list[KvRow]:
         rows.append(
             KvRow(
                 arm=arm.name,
-                state=" + ".join(arm.toggles) or arm.name,
+                state=_state(arm),
                 available_bytes=available,
                 tokens=tokens,
                 concurrency=profile.get("max_concurrency"),
@@ -114,6 +114,11 @@ def kv_rows(plan: Plan, boots: Sequence[BootEvidence]) -> list[KvRow]:
             )
         )
     return rows
+
+
+def _state(arm: Arm) -> str:
+    on = " + ".join(arm.toggles)
+    return arm.name if on in ("", arm.name) else f"{arm.name}: {on}"
 
 
 def compare_memory(plan: Plan, boots: Sequence[BootEvidence], arm: str) -> Memory | None:

@@ -124,7 +124,7 @@ def page(plan: Plan, records: Sequence[Record], verdict: ExperimentVerdict) -> P
         id=plan.id,
         baseline=plan.baseline.name,
         measured_on=_measured_on(plan, on),
-        head=table.head(plan),
+        head=table.head(plan).removeprefix(f"{plan.id} · "),
         word=verdict.word,
         sentence=verdict.sentence,
         floors=bool(plan.floors),
@@ -170,7 +170,7 @@ def _arms(plan: Plan, verdict: ExperimentVerdict, numbered: Mapping[str, int]) -
     pages = []
     for arm in plan.arms[1:]:
         rows = [row for row in verdict.rows if row.arm == arm.name]
-        drawn = [found for row in rows if (found := _interval(plan, row))]
+        drawn = [found for row in rows if (found := interval(plan, row))]
         pages.append(
             ArmPage(
                 name=arm.name,
@@ -202,7 +202,7 @@ def _label(row: Verdict) -> str:
     return row.metric if row.rank is None else f"{row.metric} rank {row.rank}"
 
 
-def _interval(plan: Plan, row: Verdict) -> charts.Interval | None:
+def interval(plan: Plan, row: Verdict) -> charts.Interval | None:
     """The row in margins; None for what has no interval, or no margin to hold it against."""
     if row.interval is None or not row.margin:
         return None

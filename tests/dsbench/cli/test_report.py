@@ -1,0 +1,70 @@
+"""`dsbench report`: what it writes, where, and what it refuses."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dsbench.cli import main
+
+ROOT = Path(__file__).resolve().parents[3]
+STORED = ROOT / "results" / "h200" / "vllm-kv"
+
+
+def run(*args):
+    with pytest.raises(SystemExit) as stop:
+        main(["report", *map(str, args)])
+    return stop.value.code
+
+
+def test_writes_both(tmp_path, capsys):
+    assert run(STORED, "-o", tmp_path / "new") == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "new" / name) for name in ("report.md", "report.html")]
+    assert (tmp_path / "new" / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_one_format_beside_the_result(tmp_path):
+    shutil.copytree(STORED, tmp_path / "result")
+    assert run(tmp_path / "result", "--format", "md") == 0
+    assert (tmp_path / "result" / "report.md").is_file()
+    assert not (tmp_path / "result" / "report.html").exists()
+
+
+def test_without_a_stored_verdict_the_records_are_judged(tmp_path, capsys):
+    shutil.copytree(STORED, tmp_path / "result")
+    (tmp_path / "result" / "verdicts.json").unlink()
+    assert run(tmp_path / "result", "--format", "md") == 0
+    assert "judged from its records" in capsys.readouterr().err
+    assert not (tmp_path / "result" / "verdicts.json").exists()
+    assert (tmp_path / "result" / "report.md").read_text().startswith("# improved: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ([STORED, "--format", "pdf"], "--format 'pdf' is unknown"),
+        ([STORED, "--format", ","], "--format is empty"),
+        (["nothing-there"], "no result at 'nothing-there'"),
+    ],
+)
+def test_refused_in_one_line(args, told, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(*args, "-o", tmp_path / "out") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert told in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(STORED, "-o", tmp_path / "file" / "out", "--format", "md") == 2
+    assert "cannot write the report to" in capsys.readouterr().err
+
+
+def test_without_jinja2_the_mend_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
+    assert run(STORED, "-o", tmp_path / "out") == 2
+    assert "dsbench-dspark[report]" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert run(STORED, "-o", tmp_path / "out", "--format", "md") == 0

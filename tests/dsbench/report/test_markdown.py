@@ -1,0 +1,54 @@
+"""report.md as a whole against the golden file, and what its tables do with odd texts.
+
+After a wanted change run `UPDATE_GOLDEN=1 pytest tests/dsbench/report` and read the difference.
+"""
+
+import os
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dsbench
+from dsbench.judge import judge
+from dsbench.report.markdown import markdown, plain
+from dsbench.report.page import page
+
+GOLDEN = Path(__file__).parent / "golden"
+STORED = Path(__file__).resolve().parents[3] / "results" / "h200" / "vllm-kv"
+
+
+def test_stored_experiment():
+    result = dsbench.load(STORED)
+    text = markdown(page(result.plan, result.records, result.verdict))
+    path = GOLDEN / "h200-vllm-kv.md"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_tables_are_the_source_documents(make_plan, make_records):
+    lines = GOLDEN.joinpath("h200-vllm-kv.md").read_text().splitlines()
+    head = lines.index("| State | KV memory | KV tokens | Max concurrency |")
+    assert lines[head + 2] == "| base | 59.22 GiB | 12,464,660 | 95.10x |"
+    assert any("**+832.00 MiB available KV and +171,014 KV tokens**" in line for line in lines)
+
+
+def test_every_row_has_its_tables_columns(make_plan, make_records):
+    plan = make_plan("mhc_residual_reuse", "mhc_input_reuse")
+    text = markdown(page(plan, records := make_records(plan), judge(plan, records)))
+    columns = 0
+    for line in text.splitlines():
+        cells = line.replace("\\|", "").count("|")
+        if columns and line.startswith("|"):
+            assert cells == columns, line
+        columns = cells if line.startswith("|") else 0
+
+
+@given(st.text())
+def test_a_text_stays_one_cell_and_no_markup(text):
+    cell = plain(text)
+    assert "\n" not in cell
+    unescaped = cell.replace("\\\\", "")
+    for character in "|<`*":
+        assert unescaped.count(character) == unescaped.count(f"\\{character}")
