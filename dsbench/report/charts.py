@@ -89,7 +89,7 @@ def intervals(rows: Sequence[Interval]) -> str:
         y = top + i * row_height
         middle = y + 27
         parts.append(f'<rect x="{x(-1):.1f}" y="{y + 18}" width="{x(1) - x(-1):.1f}" height="18" class="band"/>')
-        parts += [label(2, y + 13, row.label), label(WIDTH - 2, y + 13, row.figure, "ink", "end")]
+        parts += [label(2, y + 13, _beside(row.label, row.figure)), label(WIDTH - 2, y + 13, row.figure, "ink", "end")]
         parts.append(rule((x(0), y + 18), (x(0), y + 36)))
         if row.floor is not None:
             for side in (-1, 1):
@@ -190,7 +190,7 @@ def gains(rows: Sequence[tuple[str, str, float]]) -> str:
     parts = []
     for i, (name, figure, value) in enumerate(rows):
         y = top + i * row_height
-        parts += [label(2, y + 13, name), label(WIDTH - 2, y + 13, figure, "ink", "end")]
+        parts += [label(2, y + 13, _beside(name, figure)), label(WIDTH - 2, y + 13, figure, "ink", "end")]
         x, width = min(zero, zero + value * scale), abs(value) * scale
         parts.append(f'<rect x="{x:.1f}" y="{y + 19}" width="{max(width, 1):.1f}" height="8" class="mark a1"/>')
         parts.append(rule((zero, y + 17), (zero, y + 29), "axis"))
@@ -243,14 +243,21 @@ def _end_labels(ends: Sequence[tuple[float, int, str, str]], x: float, top: floa
     for y, index, arm, figure in placed:
         at = y - max(0.0, over)
         parts.append(mark(x + 10, at - 4, index, arm))
-        parts.append(label(x + 18, at, _fit(arm)))
+        parts.append(label(x + 18, at, _fit(arm, LABELS - 26)))
         parts.append(label(x + 18, at + line - 1, figure, "muted"))
     return parts
 
 
-def _fit(text: str) -> str:
-    """A name cut in its middle where the room at the right is too narrow for it."""
-    most = int((LABELS - 20) / LETTER)
+def _beside(name: str, figure: str) -> str:
+    """A name that leaves room for the figure at the other end of its line."""
+    return _fit(name, WIDTH - 16 - len(figure) * LETTER)
+
+
+def _fit(text: str, room: float) -> str:
+    """A name cut where the room is too narrow: of several toggles the last is told, other names lose their middle."""
+    most = int(room / LETTER)
+    if len(text) > most and "+" in text:
+        text = f"…+{text.rpartition('+')[2]}"
     if len(text) <= most:
         return text
     return f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"

@@ -79,7 +79,7 @@ def _kv(page: Page) -> Iterator[str]:
 def _net(base: KvRow, row: KvRow) -> str:
     tokens = "" if row.tokens is None or base.tokens is None else f" and {row.tokens - base.tokens:+,} KV tokens"
     exact = f" ({row.gain_bytes:+,} B)" if row.gain_bytes else ""
-    return f"- {plain(row.arm)}, net from baseline: **{gain(row.gain_bytes)} available KV{tokens}**{exact}"
+    return f"- {plain(row.state)}, net from baseline: **{gain(row.gain_bytes)} available KV{tokens}**{exact}"
 
 
 def _verdicts(page: Page) -> Iterator[str]:

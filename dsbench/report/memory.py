@@ -91,7 +91,7 @@ def kv_rows(plan: Plan, boots: Sequence[BootEvidence]) -> list[KvRow]:
     ladder = plan.matrix is not None and plan.matrix.kind == "ladder"
     base: int | None = None
     for arm in plan.arms:
-        profile = _profile(boots, arm.name)
+        profile = _tightest(boots, arm.name)
         available = profile.get("available_bytes")
         if not isinstance(available, int):
             continue
@@ -104,7 +104,7 @@ def kv_rows(plan: Plan, boots: Sequence[BootEvidence]) -> list[KvRow]:
         rows.append(
             KvRow(
                 arm=arm.name,
-                state=_state(arm),
+                state=_state(arm, plan.arm(before.arm) if before else None),
                 available_bytes=available,
                 tokens=tokens,
                 concurrency=profile.get("max_concurrency"),
@@ -116,9 +116,12 @@ def kv_rows(plan: Plan, boots: Sequence[BootEvidence]) -> list[KvRow]:
     return rows
 
 
-def _state(arm: Arm) -> str:
+def _state(arm: Arm, before: Arm | None) -> str:
+    """Of a step of a ladder what it adds, as the source document writes it; else the arm with what is on in it."""
+    if before is not None:
+        return f"after {' + '.join(toggle for toggle in arm.toggles if toggle not in before.toggles) or arm.name}"
     on = " + ".join(arm.toggles)
-    return arm.name if on in ("", arm.name) else f"{arm.name}: {on}"
+    return arm.name if arm.name == "+".join(arm.toggles) or not on else f"{arm.name}: {on}"
 
 
 def compare_memory(plan: Plan, boots: Sequence[BootEvidence], arm: str) -> Memory | None:
@@ -142,6 +145,15 @@ def compare_memory(plan: Plan, boots: Sequence[BootEvidence], arm: str) -> Memor
         other_sites=len(rest),
         other_bytes=(sum(site.baseline for site in rest), sum(site.candidate for site in rest)),
     )
+
+
+def _tightest(boots: Sequence[BootEvidence], arm: str) -> dict[str, Any]:
+    """Of the rank that leaves least for the KV cache, which is what all ranks then use."""
+    for boot in measured(boots, arm):
+        known = [p for p in boot.kv_profiles.values() if isinstance(p.get("available_bytes"), int)]
+        if known:
+            return min(known, key=lambda profile: int(profile["available_bytes"]))
+    return {}
 
 
 def _profile(boots: Sequence[BootEvidence], arm: str) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def _kv_chart(rows: Sequence[KvRow]) -> str | None:
     candidates = rows[1:]
     if not any(row.gain_bytes for row in candidates):
         return None
-    return charts.gains([(row.arm, f"{gain(row.gain_bytes)}", row.gain_bytes) for row in candidates])
+    return charts.gains([(row.state, gain(row.gain_bytes), row.gain_bytes) for row in candidates])
 
 
 def _boot(boot: BootEvidence) -> BootRow:

@@ -89,19 +89,24 @@ def by_boot(plan: Plan, boots: Sequence[BootEvidence], first: Sequence[str]) -> 
     """
     series, steady = [], []
     for metric in sorted(plan.metrics, key=lambda m: m.key not in first):
-        points = [
-            BootPoint(b.number, b.planned.block, b.planned.arm, b.planned.phase == "warm-up", value)
-            for b in boots
-            if b.ok and (value := value_of(metric, b.readings.get(metric.key, []))) is not None
-        ]
-        by_arm: dict[str, set[float]] = {}
-        for point in points:
-            by_arm.setdefault(point.arm, set()).add(point.value)
-        if any(len(values) > 1 for values in by_arm.values()):
-            series.append(BootSeries(metric.key, metric.unit, points))
-        elif points:
-            steady.append(metric.key)
+        for rank in sorted({o.rank for b in boots for o in b.readings.get(metric.key, [])}, key=str):
+            points = _points(boots, metric, rank)
+            name = metric.key if not rank else f"{metric.key} rank {rank}"
+            if any(len({p.value for p in points if p.arm == arm}) > 1 for arm in {p.arm for p in points}):
+                series.append(BootSeries(name, metric.unit, points))
+            elif points:
+                steady.append(name)
     return series, steady
+
+
+def _points(boots: Sequence[BootEvidence], metric: Metric, rank: int | None) -> list[BootPoint]:
+    points = []
+    for boot in boots:
+        read = [o for o in boot.readings.get(metric.key, []) if o.rank == rank]
+        if boot.ok and (value := value_of(metric, read)) is not None:
+            planned = boot.planned
+            points.append(BootPoint(boot.number, planned.block, planned.arm, planned.phase == "warm-up", value))
+    return points
 
 
 def by_load(plan: Plan, boots: Sequence[BootEvidence], arms: Sequence[str]) -> list[Curves]:

@@ -89,6 +89,7 @@ def test_ladder_counts_steps(make_plan, make_records):
     ]
     told = tree(plan, records).text("kv")
     assert told.startswith("KV ladder")
+    assert "after mhc_input_reuse" in told
     assert told.count("+256.00 MiB") >= 2
     assert "1.50 GiB" in told
 

@@ -5,10 +5,11 @@ import pytest
 from dsbench.evidence import gather
 from dsbench.floors import Floor
 from dsbench.judge import judge
-from dsbench.records import Conditions, Verdict
+from dsbench.records import Conditions, KvProfile, Observation, Verdict
 from dsbench.report import charts
 from dsbench.report.conditions import conditions
 from dsbench.report.flips import flips
+from dsbench.report.memory import kv_rows
 from dsbench.report.page import interval, page
 from dsbench.report.readings import by_boot, shown_arms
 from dsbench.report.units import gain, short, size
@@ -135,3 +136,33 @@ def test_changes_have_their_sign():
     assert (gain(268435456), gain(-32768), gain(0)) == ("+256.00 MiB", "-32.00 KiB", "0")
     assert short(0.4683, "share") == "46.8 %"
     assert short(1095149, "tokens") == "1,095,149 tokens"
+
+
+def test_the_tightest_rank_speaks_for_an_arm(make_plan, make_records):
+    plan = make_plan()
+    ranks = [KvProfile(boot=b.number, rank=n, values={"available_bytes": 900 - n}) for b in plan.boots for n in (0, 1)]
+    rows = kv_rows(plan, gather(plan, [*make_records(plan), *ranks]))
+    assert [row.available_bytes for row in rows] == [899, 899]
+
+
+def test_ranks_are_plotted_apart(make_plan, make_records):
+    plan = make_plan()
+
+    def other_rank(record):
+        if isinstance(record, Observation) and record.metric == "kv.blocks":
+            return [record, record.model_copy(update={"rank": 1, "value": record.boot})]
+        return [record]
+
+    records = [found for record in make_records(plan) for found in other_rank(record)]
+    series, steady = by_boot(plan, gather(plan, records), [])
+    assert "kv.blocks" in steady
+    assert "kv.blocks rank 1" in [found.metric for found in series]
+
+
+def test_long_names_leave_room_for_figures():
+    """Checked in Chromium, too; here by the letters that fit."""
+    name = "mtp_hidden_skip+c128a_topk_shared+q_in_place+mhc_final_fused+mhc_residual_reuse"
+    drawn = charts.gains([(name, "+256.00 KiB", 2.0**18), ("x" * 80, "-1.00 KiB", -(2.0**10))])
+    assert ">…+mhc_residual_reuse</text>" in drawn
+    assert name not in drawn
+    assert max(len(part.partition("<")[0]) for part in drawn.split(">")) < 60
