@@ -82,7 +82,7 @@ def shorten(log: str) -> tuple[str, int]:
     """A log's first and last lines and the telling ones between, each cut; and how many lines are left out."""
     lines = [line if len(line) <= WIDEST else f"{line[:WIDEST]} [...]" for line in log.splitlines()]
     if len(lines) <= HEAD + TAIL:
-        return "\n".join(lines) + "\n", 0
+        return "".join(f"{line}\n" for line in lines), 0
     middle = lines[HEAD:-TAIL]
     kept = [line for line in middle if _TELLING.search(line)][:TELLING]
     dropped = len(middle) - len(kept)

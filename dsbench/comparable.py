@@ -16,12 +16,10 @@ OF_A_BOOT = ("schema", "rank", "pid", "tp_rank", "toggles")
 
 
 def apart(plan: Plan, arm: Arm, other: Plan, other_arm: Arm) -> list[str]:
-    """Why the other arm's boots are not like this one's, in words; empty where they are."""
+    """Why the other arm's boots are not like this one's ("here"), in words; empty where they are."""
     said = []
     if plan.fingerprint is None or other.fingerprint is None:
-        said.append(
-            "it does not say which machine it ran on" if other.fingerprint is None else "no machine to compare with"
-        )
+        said += [f"{known.id} does not say which machine it ran on" for known in (other, plan) if not known.fingerprint]
     else:
         changes = other.fingerprint.changes(plan.fingerprint)
         said += [f"another machine ({change})" for change in changes if change.partition(" ")[0] not in VERSIONS]

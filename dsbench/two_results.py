@@ -91,7 +91,7 @@ def pair_of(first: Result, arm: Arm, second: Result, other: Arm) -> Pair:
     Boots of two results share no block, so samples are compared as two groups, and are never resolved: what changed
     on the machine in between cannot be told from what changed in the build.
     """
-    said = apart(first.plan, arm, second.plan, other)
+    said = apart(second.plan, other, first.plan, arm)
     said += [f"{result.plan.id} is void" for result in (first, second) if _void(result)]
     if said:
         return Pair(arm.name, other.name, said, [], {})

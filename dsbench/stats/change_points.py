@@ -14,6 +14,7 @@ without a change get one in 2 to 5 % of series. A step of three standard deviati
 of series of 6 figures, in three quarters of 12, and in 19 of 20 series of 20."""
 SHORTEST = 2
 """Figures of a level: one alone is an outlier."""
+LARGEST = 1e100
 
 
 def exact_changes(values: Sequence[float]) -> list[int]:
@@ -34,8 +35,9 @@ def noisy_changes(values: Sequence[float]) -> list[int]:
         return []
     import numpy as np
 
-    signal = (np.asarray(values, dtype=np.float64) / noise).reshape(-1, 1)
-    *places, _ = Pelt(model="l2", min_size=SHORTEST, jump=1).fit(signal - signal[0]).predict(pen=PENALTY)
+    # A step of that many standard deviations is one as well as any larger; its square is still a float.
+    signal = np.clip((np.asarray(values, dtype=np.float64) - values[0]) / noise, -LARGEST, LARGEST)
+    *places, _ = Pelt(model="l2", min_size=SHORTEST, jump=1).fit(signal.reshape(-1, 1)).predict(pen=PENALTY)
     return [int(place) for place in places]
 
 

@@ -68,8 +68,13 @@ def test_open_guards_pass_unless_they_must_be_resolved(held):
 
 @pytest.mark.parametrize(
     ("setting", "again", "word", "code"),
-    [("fail", False, "failed", 1), ("pass", False, "passed", 0), ("rerun", False, "rerun", 3), ("rerun", True, "failed", 1)],
-)  # fmt: skip
+    [
+        ("fail", False, "failed", 1),
+        ("pass", False, "passed", 0),
+        ("rerun", False, "rerun", 3),
+        ("rerun", True, "failed", 1),
+    ],
+)
 def test_what_open_means(held, setting, again, word, code):
     rules = [{"metric": "decode.tps.c1", "inconclusive": setting}]
     outcome = held(rules, moved("decode.tps.c1", 0.0, spread=0.2), again=again)
@@ -121,7 +126,7 @@ def test_a_wide_margin_makes_a_noisy_guard_equivalent(held):
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ({"metric": PEAK, "margin": "1 point"}, "write \"2 %\""),
+        ({"metric": PEAK, "margin": "1 point"}, 'write "2 %"'),
         ({"metric": "smoke.correct", "margin": "2 %"}, 'write "1 point"'),
         ({"metric": PEAK, "margin": "1 ms"}, "whose unit is B"),
         ({"metric": PEAK, "must": "improve", "by": "1 ms"}, "whose unit is B"),
