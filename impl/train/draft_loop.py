@@ -18,7 +18,7 @@ from impl.train.draft_forward import block_rows, compiled_draft, draft, position
 from impl.train.draft_losses import draft_loss, survival
 from impl.train.forward import Trace, Weights, compiled
 from impl.train.graphs import Timed, Work
-from impl.train.prefetch import Rows, stream
+from impl.train.prefetch import Rows, begun, stream
 from impl.train.runs import (
     Call,
     Means,
@@ -200,7 +200,7 @@ def train_draft(
     """
     means = means or Means()
     work = timed(state, means, lambda use: differentiate(state, target, dims, settings, use))
-    with closing(stream(dims.name, settings.seed, state.step, settings.scale, means.workers)) as data:
+    with closing(begun(stream(dims.name, settings.seed, state.step, settings.scale, means.workers))) as data:
         done = run(state, dims, settings, out, lambda: draft_step(state, settings, next(data), work), mean_point,
                    on_report, call or Call(), work, report_every, checkpoint_seconds)  # fmt: skip
     save_draft_weights(out / f"{dims.name}-dspark.safetensors", saved(state, dims), dims)

@@ -17,7 +17,7 @@ from impl.model.weights import random_weights, save_weights
 from impl.train.forward import Parts, compiled, worth_compiling
 from impl.train.graphs import Timed, Work
 from impl.train.losses import Part, batch_loss
-from impl.train.prefetch import Rows, stream
+from impl.train.prefetch import Rows, begun, stream
 from impl.train.runs import (
     Call,
     Means,
@@ -153,7 +153,7 @@ def train(
     means = means or Means()
     work = timed(state, means, lambda use: differentiate(state, dims, settings, compiled() if use else None))
     how_far = progress_ahead(state, settings)
-    with closing(stream(dims.name, settings.seed, state.step, settings.scale, means.workers, how_far)) as data:
+    with closing(begun(stream(dims.name, settings.seed, state.step, settings.scale, means.workers, how_far))) as data:
         done = run(state, dims, settings, out, lambda: train_step(state, settings, next(data), work),
                    mean_report, on_report, call or Call(), work, report_every, checkpoint_seconds)  # fmt: skip
     save_weights(out / f"{dims.name}.safetensors", saved(state, dims), dims)

@@ -7,6 +7,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,18 @@ def stream(
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def begun(made: Generator[dict[str, Rows], None, None]) -> Generator[dict[str, Rows], None, None]:
+    """The same, its first step made by now: workers take seconds to start."""
+    first = next(made)
+
+    def rest() -> Generator[dict[str, Rows], None, None]:
+        with closing(made):
+            yield first
+            yield from made
+
+    return rest()
 
 
 def leave_signals_to_the_parent() -> None:

@@ -191,14 +191,15 @@ def run(
     window: list[Step] = []
     with open(out / "curve.jsonl", "a") as curve, interrupts_held() as asked_to_stop:
         while progress_of(state, settings) < 1.0 and now < deadline and state.step < last_step:
-            set_up = work.setup_seconds
+            started, set_up = now, work.setup_seconds
             window.append(step())
-            now, before = time.monotonic(), now
+            now, idle = time.monotonic(), work.setup_seconds - set_up  # setting up is no training
+            spent = max(0.0, now - started - idle)
             if call.last and settings.minutes is not None:
                 left = 60 * settings.minutes - state.seconds
-                state.seconds += left * min(1.0, (now - before) / max(deadline - before, 1e-9))
+                state.seconds += left * min(1.0, spent / max(deadline - started - idle, 1e-9))
             else:
-                state.seconds += max(0.0, now - before - (work.setup_seconds - set_up))  # setting up is no training
+                state.seconds += spent
             stopping = asked_to_stop()
             if stopping or now - saved_at > checkpoint_seconds:
                 save_checkpoint(out / "checkpoint.pt", state, dims, settings, compact=call.compact)

@@ -87,7 +87,7 @@ def test_a_call_of_minutes_stops_short_of_the_run_unless_it_is_the_last(tiny: Di
 
 
 def test_setting_up_is_no_training(tiny: Dims, tmp_path: Path) -> None:
-    settings = Settings(minutes=60.0, steps=None)
+    settings = Settings(minutes=60.0)
     state = loop.new_state(tiny, settings, "cpu")
     work = runs.timed(state, Means(), lambda use: loop.differentiate(state, tiny, settings))
     plain = work.work
@@ -101,6 +101,10 @@ def test_setting_up_is_no_training(tiny: Dims, tmp_path: Path) -> None:
     runs.run(state, tiny, settings, tmp_path, lambda: loop.train_step(state, settings, data, work), loop.mean_report,
              lambda report: None, Call(steps=2), work, 1, 60.0)  # fmt: skip
     assert state.step == 2
+    assert state.seconds == 0.0
+    # Nor is it in a run's last call, which is spread over what training time is left.
+    runs.run(state, tiny, settings, tmp_path, lambda: loop.train_step(state, settings, data, work), loop.mean_report,
+             lambda report: None, Call(steps=1, minutes=60.0, last=True), work, 1, 60.0)  # fmt: skip
     assert state.seconds == 0.0
 
 
