@@ -42,7 +42,9 @@ def told(check: Check) -> str:
     if check.row is None:
         return f"{check.metric}: {check.why}; it must {check.must}"
     change, judged = _figures(check)
-    confidence = f", {check.row.confidence * 100:.0f} % interval" if check.row.confidence and check.row.interval else ""
+    confidence = ", the same in every boot" if check.row.kind == "exact" and check.row.delta is not None else ""
+    if check.row.confidence and check.row.interval:
+        confidence = f", {check.row.confidence * 100:.0f} % interval"
     return f"{place(check)} {change}{confidence} {judged}: {check.why}; it must {check.must}".replace("  ", " ")
 
 
