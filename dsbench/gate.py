@@ -56,8 +56,12 @@ def under(plan: Plan, policy: Policy) -> Plan:
     """The plan with the policy's margins and guards, so that rule 4 counts what the gate looks at.
 
     A margin in the metric's own unit needs the baseline's reading: see `judged_under`. A metric with
-    `must = "nothing"` is no guard. InputError for a margin that the metric cannot have.
+    `must = "nothing"` is no guard. InputError for a rule that a metric cannot meet, before anything runs.
     """
+    for metric in plan.metrics:
+        for rule in policy.rule:
+            if fnmatchcase(metric.key, rule.metric) and rule.must == "improve":
+                _can_improve(metric, rule)
     metrics = [_with_margin(metric, policy.margin_of(metric.key), None) for metric in plan.metrics]
     guards = [metric.key for metric in plan.metrics if _guards(plan, policy, metric)]
     return plan.model_copy(update={"policy": policy, "metrics": metrics, "guards": guards})
@@ -115,23 +119,30 @@ def _guards(plan: Plan, policy: Policy, metric: Metric) -> bool:
     return metric.key in plan.guards or any(rule.must == "not-regress" for rule in named)
 
 
+def _can_improve(metric: Metric, rule: Rule) -> None:
+    if metric.better == "same":
+        raise InputError(f'policy: {metric.key} can only stay the same: must = "improve" cannot be met')
+    if rule.by is not None:
+        _in_terms_of("by", rule.by, metric.key, metric.unit, metric.kind == "item" or metric.absolute)
+
+
+def _in_terms_of(key: str, amount: Amount, metric: str, unit: str, share: bool) -> None:
+    """InputError for an amount that is none of this metric: points are of shares, the rest of everything else."""
+    if (amount.of == "share") != share:
+        right = '"1 point"' if share else '"2 %" or a number with its unit'
+        raise InputError(f"policy: {key} = {amount} does not fit {metric}: write {right}")
+    if amount.of == "unit" and amount.unit not in ("", unit):
+        raise InputError(f"policy: {key} = {amount} does not fit {metric}, whose unit is {unit}")
+
+
 def _with_margin(metric: Metric, amount: Amount | None, baseline: float | None) -> Metric:
     """The metric with the policy's margin in the terms of its own."""
     if amount is None:
         return metric
-    share = metric.kind == "item" or metric.absolute
-    if amount.of == "unit" and not share:
-        _same_unit("margin", amount, metric.key, metric.unit)
+    _in_terms_of("margin", amount, metric.key, metric.unit, metric.kind == "item" or metric.absolute)
+    if amount.of == "unit":
         return metric.model_copy(update={"margin": amount.value / baseline}) if baseline else metric
-    if (amount.of == "share") != share:
-        right = '"1 point"' if share else '"2 %" or a number with its unit'
-        raise InputError(f"policy: margin = {amount} does not fit {metric.key}: write {right}")
     return metric.model_copy(update={"margin": amount.value})
-
-
-def _same_unit(key: str, amount: Amount, metric: str, unit: str) -> None:
-    if amount.unit not in ("", unit):
-        raise InputError(f"policy: {key} = {amount} does not fit {metric}, whose unit is {unit}")
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -175,8 +186,6 @@ def _status(row: Verdict, rule: Rule) -> tuple[Status | None, str, str]:
         if row.word in ("improved", "equivalent"):
             return "passed", row.word, ""
         return ("passed", "no loss; the gain is not shown", "") if is_unproven_gain(row) else (None, "not resolved", "")
-    if row.better == "same":
-        raise InputError(f'policy: {row.metric} can only stay the same: must = "improve" cannot be met')
     if row.word == "equivalent":
         return "failed", "equivalent: no improvement beyond the margin", "the change does not do what it claims here"
     if row.word == "improved":
@@ -200,12 +209,6 @@ def _gain(row: Verdict, by: Amount) -> tuple[float, float]:
     """The improvement's interval in the terms of `by`; both ends are the same where it is exact."""
     assert row.delta is not None
     sign = 1.0 if row.better == "up" else -1.0
-    share = row.kind == "item" or row.margin_absolute
-    if (by.of == "share") != share:
-        right = '"1 point"' if share else '"2 %" or a number with its unit'
-        raise InputError(f"policy: by = {by} does not fit {row.metric}: write {right}")
-    if by.of == "unit":
-        _same_unit("by", by, row.metric, row.unit)
     wants_relative = by.of == "baseline"
     if wants_relative and row.relative is None:
         return 0.0, 0.0
@@ -284,7 +287,7 @@ def _sentence(word: Word, checks: Sequence[Check]) -> str:
         return f"Gate open, run once more: {some('rerun')}; {count} of {len(checks)} checks passed."
     if word == "nothing-checked":
         return "Gate void: nothing was checked; the policy names no metric of this result, which has no guard either."
-    return f"Gate passed: {count} checks."
+    return f"Gate passed: {count} check{'' if count == 1 else 's'}."
 
 
 def _void_sentence(void: Sequence[VoidReason]) -> str:

@@ -83,7 +83,7 @@ def ab(
     together, or as --matrix says. Every boot is a fresh engine; the arms' boots alternate in blocks, in
     random order. Exit codes: 0 improved or equivalent, 1 regressed, 2 usage, 3 inconclusive, 4 void.
     """
-    from dsbench.cli.gate import gate_of, gate_run
+    from dsbench.cli.gate import check_baseline, gate_of, gate_run
     from dsbench.fingerprint import fingerprint
     from dsbench.floors import snapshot
     from dsbench.reuse import copy_records, with_baseline_of
@@ -125,10 +125,12 @@ def ab(
             copy_records(plan, source, folder)
         return plan, folder
 
+    if baseline is not None:
+        check_baseline(baseline)
     plan, folder = begin()
+    if plan.policy is not None:
+        return gate_run(plan, folder, told, as_json, begin)
     with nothing_left_if_refused(folder):
-        if plan.policy is not None:
-            return gate_run(plan, folder, told, as_json, begin)
         verdict = run(plan, folder, as_json)
     if asked["matrix"] == "ladder" and not as_json and plan.engine == "embedded" and verdict.word != "void":
         from dsbench.cli.ladder import after_matrix

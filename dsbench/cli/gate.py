@@ -120,13 +120,15 @@ def gate_run(
     plan: Plan, folder: Path, told: Told, as_json: bool, begin: Callable[[], tuple[Plan, Path]] | None = None
 ) -> int:
     """Run the plan and hold it against its policy; where that asks for it, run the one that `begin` gives, too."""
-    from dsbench.cli.ab import run
+    from dsbench.cli.ab import nothing_left_if_refused, run
     from dsbench.store import Result
 
     again = False
     while True:
         assert plan.policy is not None
-        verdict = run(plan, folder, as_json=False, quiet=as_json)
+        # What has run stays, whatever becomes of the gate.
+        with nothing_left_if_refused(folder, kept=begin is None and not again):
+            verdict = run(plan, folder, as_json=False, quiet=as_json)
         outcome = held(Result(folder, plan=plan), plan.policy, told, again=again)
         if outcome.word != "rerun" or begin is None:
             break
@@ -136,6 +138,14 @@ def gate_run(
     return outcome.exit_code
 
 
+def check_baseline(folder: Path) -> None:
+    """InputError for a folder without a stored result, told before anything runs."""
+    from dsbench.store import plans_under
+
+    if not plans_under(folder)[0]:
+        raise InputError(f"--baseline {folder}: no stored result is there; keep those of the main branch in it")
+
+
 def tell(plan: Plan, outcome: Outcome, told: Told, as_json: bool, verdict: ExperimentVerdict | None = None) -> None:
     """Print the outcome, and write what CI reads. With JSON, annotations go to stderr; GitHub reads both."""
     from dsbench.cli.table import print_json
@@ -143,13 +153,13 @@ def tell(plan: Plan, outcome: Outcome, told: Told, as_json: bool, verdict: Exper
     from dsbench.report.github import annotation_lines, step_summary
     from dsbench.report.junit import junit_xml
 
-    if told.junit:
-        _write(told.junit, junit_xml(f"dsbench {plan.suite} {plan.id}", outcome))
     if as_json:
         of_verdict = {"verdict": verdict.model_dump(mode="json")} if verdict else {}
         print_json({"result": plan.id, **of_verdict, "gate": to_json(outcome)})
     else:
         print_outcome(outcome)
+    if told.junit:
+        _write(told.junit, junit_xml(f"dsbench {plan.suite} {plan.id}", outcome))
     if told.github:
         for line in annotation_lines(outcome):
             click.echo(line, err=as_json)
