@@ -28,6 +28,12 @@ _NAMED = re.compile(
     r"(?i)((?:api[_-]?key|access[_-]?key|auth[_-]?token|hf[_-]token|secret|passwd|password|bearer)[\"']?"
     r"(?:\s*[=:]\s*|\s+)[\"']?)(?!\d+\b)([^\s\"',;&}\]]{6,})"
 )
+_SET = re.compile(
+    r"\b([A-Z][A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)=[\"']?)(?!\d+\b)([^\s\"',;]{6,})"
+)
+_FLAG = re.compile(r"(--[\w-]*(?:token|password|secret|key)(?:=|\s+)[\"']?)(?!\d+\b)([^\s\"',;-][^\s\"',;]{5,})")
+_FLAG_ALONE = re.compile(r"--[\w-]*(?:token|password|secret|key)")
+"""A flag whose value is the next argument of a list."""
 _URL = re.compile(r"(?i)\b(https?|wss?|tcp|grpc|ssh)://(?:[^\s/@\"']+@)?(\[[0-9a-f:]+\]|[\w.-]+)")
 _ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b|\b[0-9a-fA-F]{1,4}(?:::?[0-9a-fA-F]{1,4}){4,7}\b")
 _AT = re.compile(r"\b[\w.+-]+@[A-Za-z0-9][\w-]*(?:\.[\w-]+)*\b")
@@ -63,7 +69,8 @@ class Redaction:
         """One text; the order matters: a key may stand inside a path, a host inside a URL."""
         text = self._counted("secrets", text, redact(text, self._environment))
         text = self._sub("secrets", _KEYS, lambda match: REDACTED, text)
-        text = self._sub("secrets", _NAMED, lambda match: match[1] + REDACTED, text)
+        for named in (_NAMED, _SET, _FLAG):
+            text = self._sub("secrets", named, lambda match: match[1] + REDACTED, text)
         text = self._sub("hosts", _URL, lambda match: f"{match[1]}://{self._host(match[2])}", text)
         text = self._sub("hosts", _AT, lambda match: self._host(match[0]), text)
         text = text.replace("file:///", "file: /")
@@ -82,11 +89,14 @@ class Redaction:
         """JSON, with every text in it redacted, names of its keys too."""
         if isinstance(value, str):
             if is_secret(key) and key not in STRUCTURE and len(value) >= SHORTEST:
-                self.counts["secrets"] += 1
-                return REDACTED
+                return self._secret()
             return value if key in STRUCTURE else self.text(value)
         if isinstance(value, list):
-            return [self.value(part, key) for part in value]
+            flagged = [False, *(isinstance(part, str) and bool(_FLAG_ALONE.fullmatch(part)) for part in value)]
+            return [
+                self._secret() if after and isinstance(part, str) else self.value(part, key)
+                for after, part in zip(flagged, value, strict=False)
+            ]
         if isinstance(value, dict):
             return {self.text(name): self.value(part, name) for name, part in value.items()}
         return value
@@ -98,6 +108,10 @@ class Redaction:
             return "a secret of the environment"
         home = self._environment.get("HOME", "")
         return "the home folder" if home.count("/") > 1 and home.encode() in content else ""
+
+    def _secret(self) -> str:
+        self.counts["secrets"] += 1
+        return REDACTED
 
     def _host(self, name: str) -> str:
         if _LOCAL.fullmatch(name):

@@ -21,14 +21,14 @@ MODEL = "model-config.json"
 """The served model's config.json, where a result keeps it."""
 
 
-@click.command(short_help="Put a stored result beside another, or beside the source document's figures.")
+@click.command(short_help="Put a stored result beside another, or beside published figures.")
 @click.argument("result")
 @click.argument("other", required=False)
 @click.option("--published", "with_published", is_flag=True, help="Beside the source document's figures.")
 @out_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(result: str, other: str | None, with_published: bool, out: Path, as_json: bool) -> int:
-    """Put a stored result beside another, or beside the source document's figures.
+    """Put a stored result beside another, or beside published figures.
 
     \b
     dsbench compare results/BEFORE results/AFTER

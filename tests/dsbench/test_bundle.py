@@ -151,6 +151,7 @@ def test_hosts_of_a_rig(stored):
         "driver 580.159.04, torch 2.11.0+cu130, max_tokens=123456, token ids",
         "tests/x/test_a.py::test_b[1/2]",
         "Q: 36+47\nA: 83",
+        "--max-num-batched-tokens 8192 --sort-keys, key: kv.blocks",
     ],
 )
 def test_what_is_left_alone(text):
@@ -168,6 +169,8 @@ def test_what_is_left_alone(text):
         ("to ada@box.lan", "box.lan"),
         ("fe80:1:2:3:4:5:6:7 up", "fe80"),
         ("api_key='abcdef123'", "abcdef123"),
+        ("docker run -e API_TOKEN=abcdef123 image", "abcdef123"),
+        ("serve --hf-token abcdef123 --port 8000", "abcdef123"),
         ("AKIAABCDEFGHIJKLMNOP", "AKIAABCD"),
         ("-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----", "MIIE"),
         ("Authorization: Bearer abcdefghij", "abcdefghij"),
@@ -175,6 +178,11 @@ def test_what_is_left_alone(text):
 )
 def test_shapes_that_are_taken_out(text, gone):
     assert gone not in Redaction(environment={}).text(text)
+
+
+def test_arguments_after_a_flag_for_secrets():
+    args = ["serve", "--api-key", "abcdef", "--port", "8000", "--no-key"]
+    assert Redaction(environment={}).value(args) == ["serve", "--api-key", "[redacted]", *args[3:]]
 
 
 @given(st.text(max_size=60))
