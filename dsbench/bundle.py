@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from dsbench import __version__
 from dsbench.errors import InputError
 from dsbench.judge import judge
@@ -47,13 +49,7 @@ def bundle(result: Result, redaction: Redaction | None = None) -> Bundle:
     if not result.records:
         raise InputError(f"{result.folder} has no records: there is nothing to bundle")
     clean = redaction or Redaction(hosts_of(result.plan))
-    texts: dict[str, str] = {
-        PLAN: _json(clean.value(result.plan.model_dump(mode="json"))),
-        RECORDS: _records(result, clean),
-        VERDICTS: _json(clean.value((result.verdict or judge(result.plan, result.records)).model_dump(mode="json"))),
-    }
-    Plan.model_validate_json(texts[PLAN])
-    ExperimentVerdict.model_validate_json(texts[VERDICTS])
+    texts = _own_files(result, clean)
     left_out: list[str] = []
     shortened: dict[str, int] = {}
     for path in _others(result.folder):
@@ -88,6 +84,22 @@ def shorten(log: str) -> tuple[str, int]:
     dropped = len(middle) - len(kept)
     gap = [f"[... {dropped} lines left out ...]"] if dropped else []
     return "\n".join([*lines[:HEAD], *gap, *kept, *lines[-TAIL:]]) + "\n", dropped
+
+
+def _own_files(result: Result, clean: Redaction) -> dict[str, str]:
+    """Plan, records and verdicts; this version still reads them."""
+    verdict = result.verdict or judge(result.plan, result.records)
+    texts = {PLAN: _json(clean.value(result.plan.model_dump(mode="json")))}
+    try:
+        texts[RECORDS] = _records(result, clean)
+        texts[VERDICTS] = _json(clean.value(verdict.model_dump(mode="json")))
+        Plan.model_validate_json(texts[PLAN])
+        ExperimentVerdict.model_validate_json(texts[VERDICTS])
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise InputError(f"bundle {result.folder}: a host or user name is also a word of ours, at {where}") from None
+    return texts
 
 
 def _records(result: Result, clean: Redaction) -> str:

@@ -43,6 +43,10 @@ _ROUTES = ("v1", "dev", "proc", "sys")
 """First parts of paths that are no place of this machine: an engine's routes and the kernel's files."""
 _HOMES = ("home", "Users", "root")
 _REMOTE = ("ssh", "scp", "rsync", "sftp")
+LONG = 6
+"""Characters of a name that no other word contains by chance."""
+_OURS = re.compile(r"[a-z_]+")
+"""Names of our own fields."""
 STRUCTURE = frozenset(
     ("record", "key", "engine", "kind", "phase", "metric", "unit", "probe", "status", "role", "word", "better", "scope",
      "until", "interval_of", "needed_unit", "moment", "version", "log_sha256")
@@ -98,7 +102,8 @@ class Redaction:
                 for after, part in zip(flagged, value, strict=False)
             ]
         if isinstance(value, dict):
-            return {self.text(name): self.value(part, name) for name, part in value.items()}
+            named = {name: name if _OURS.fullmatch(name) else self.text(name) for name in value}
+            return {named[name]: self.value(part, name) for name, part in value.items()}
         return value
 
     def left_in(self, content: bytes) -> str:
@@ -166,5 +171,7 @@ def _own_folders(environment: Mapping[str, str]) -> set[str]:
 
 
 def _words(names: Iterable[str]) -> re.Pattern[str] | None:
-    known = sorted({re.escape(name) for name in names if len(name) > 2 and not _LOCAL.fullmatch(name)}, key=len)
-    return re.compile(rf"(?i)(?<![\w-])(?:{'|'.join(reversed(known))})(?![\w-])") if known else None
+    """Long names wherever they stand, as in `engine-gx10-b7.log`; short ones only as words of their own."""
+    known = sorted({name for name in names if len(name) > 2 and not _LOCAL.fullmatch(name)}, key=len, reverse=True)
+    forms = [re.escape(name) if len(name) >= LONG else rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in known]
+    return re.compile(f"(?i){'|'.join(forms)}") if forms else None

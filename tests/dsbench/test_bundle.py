@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dsbench.bundle import HEAD, TAIL, bundle, shorten
 from dsbench.errors import InputError
 from dsbench.judge import judge
+from dsbench.policy import Policy
 from dsbench.records import RECORD, Plan
 from dsbench.redact import Redaction, hosts_of
 from dsbench.rig import Rig
@@ -178,6 +179,20 @@ def test_what_is_left_alone(text):
 )
 def test_shapes_that_are_taken_out(text, gone):
     assert gone not in Redaction(environment={}).text(text)
+
+
+@given(st.text(max_size=8), st.text(max_size=8))
+def test_a_long_name_is_taken_out_whatever_stands_around_it(before, after):
+    assert "gx-planted-07" not in Redaction(["gx-planted-07"], {}).text(f"{before}gx-planted-07{after}")
+    short = Redaction(["gx1"], {})
+    assert short.text("gx1: gx12 agx1") == "[host1]: gx12 agx1"
+
+
+def test_a_name_that_is_a_word_of_ours_is_refused(stored):
+    rule = {"metric": "kv.blocks", "must": "improve"}
+    plan = stored.plan.model_copy(update={"policy": Policy.model_validate({"rule": [rule]})})
+    with pytest.raises(InputError, match=r"is also a word of ours, at policy\.rule\.0\.must"):
+        bundle(Result(stored.folder, plan=plan), Redaction(["improve"], {}))
 
 
 def test_arguments_after_a_flag_for_secrets():
