@@ -125,7 +125,8 @@ def _nothing_checked(rows: Sequence[Verdict]) -> list[VoidReason]:
 def _additivity(plan: Plan, rows: Sequence[Verdict]) -> list[Additivity]:
     """For the arm with all toggles: its change of each exact metric against the sum of the changes alone."""
     singles = [arm for arm in plan.arms[1:] if len(arm.toggles) == 1]
-    together = next((arm for arm in plan.arms if len(arm.toggles) > 1 and len(arm.toggles) == len(singles)), None)
+    alone_toggles = {toggle for arm in singles for toggle in arm.toggles}
+    together = next((arm for arm in plan.arms if len(alone_toggles) > 1 and {*arm.toggles} == alone_toggles), None)
     if together is None:
         return []
     delta = {

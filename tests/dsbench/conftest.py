@@ -69,7 +69,8 @@ def make_plan(small: Suite) -> Callable[..., Plan]:
     def build(*toggles: str, suite: Suite = small, **options: object) -> Plan:
         now = datetime(2025, 5, 1, 10, 11, 12, tzinfo=UTC)
         settings = {"engine_args": ["--dims", "pico", "--seed", "0"], "now": now, **options}
-        return plan_experiment(toggles or ("mhc_input_reuse",), suite, PICO, **settings)  # type: ignore[arg-type]
+        usual = () if "arms" in options else ("mhc_input_reuse",)
+        return plan_experiment(toggles or usual, suite, PICO, **settings)  # type: ignore[arg-type]
 
     return build
 

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from dsbench.builds import parse_arm
 from dsbench.judge import judge
 from dsbench.records import EXIT_CODES, BootEnded, BootStarted
 
@@ -405,6 +406,21 @@ def test_not_additive_shows_the_difference(verdict_of):
 
 def test_a_ladder_has_no_sum(verdict_of):
     assert verdict_of(toggles=("mtp_hidden_skip", "mhc_final_fused")).additivity == []
+
+
+def test_arms_of_as_many_toggles_as_there_are_single_ones_are_not_all_together(make_plan, make_records):
+    specs = ["base=", "mtp=toggles=mtp_hidden_skip", "input=toggles=mhc_input_reuse",
+             "two=toggles=mtp_hidden_skip,mhc_residual_reuse"]  # fmt: skip
+    plan = plan_of_arms(make_plan, specs)
+    assert judge(plan, make_records(plan)).additivity == []
+    both = plan_of_arms(make_plan, [*specs, "both=toggles=mhc_input_reuse,mtp_hidden_skip"])
+    entries = judge(both, make_records(both)).additivity
+    assert entries
+    assert all(set(entry.alone) == {"mtp", "input"} for entry in entries)
+
+
+def plan_of_arms(make_plan, specs):
+    return make_plan(arms=[parse_arm(spec) for spec in specs])
 
 
 def test_the_worst_arm_decides(verdict_of):
