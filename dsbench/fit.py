@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from dsbench.metrics import Metric, metric
 from dsbench.probe_settings import Probes
 from dsbench.records import Arm
 from dsbench.suite import Suite
+
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+"""The folder around this package."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Fitted:
 
 def fit(suite: Suite, arms: Sequence[Arm], *, synthetic: bool) -> Fitted:
     """The suite for these arms. `synthetic`: drafts are accepted at rates that were asked for."""
-    reasons = _not_run(arms, synthetic)
+    reasons = _not_run(arms, synthetic) | _without_tests(suite)
     not_run = {name: why for name, why in reasons.items() if getattr(suite.probes, name) is not None}
     probes = suite.probes.without(*not_run)
     told = dict(not_run)
@@ -59,6 +64,15 @@ def _not_run(arms: Sequence[Arm], synthetic: bool) -> dict[str, str]:
         graded = ("smoke", "gsm8k", "instruction", "coherence", "toolcall", "output_law")
         reasons |= dict.fromkeys(graded, "with synthetic acceptance the output is not the target's")
     return reasons
+
+
+def _without_tests(suite: Suite) -> dict[str, str]:
+    """Probes that ask our own tests, where this package was installed without them."""
+    if (CHECKOUT / "tests" / "impl").is_dir():
+        return {}
+    asked = {"kernels": suite.probes.kernels, "unit": suite.probes.unit}
+    usual = [name for name, probe in asked.items() if probe and not probe.selection and probe.checkout is None]
+    return dict.fromkeys(usual, "this package is installed without its tests: run from a checkout")
 
 
 def _counts_drafts(metric: Metric) -> bool:
