@@ -9,29 +9,49 @@ from typing import Any
 import click
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-MOST_COLUMNS = 1000
-PIPE_WIDTH = 200
-"""Columns when the output is no terminal: wide enough that no figure is cut."""
+from dsbench.report.columns import console, widths, wrapped
+
+EMPTY = ("", "-")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Figures stand right, words left."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    """Figures stand right, words left. Where the columns do not fit side by side, each row is told as a paragraph."""
+    out = console()
     cells = [[cell_text(cell) for cell in row] for row in rows]
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if all(_is_figure(row[i]) for row in cells) else "left")
-    for row in cells:
-        table.add_row(*map(escape, row))
-    console = Console(highlight=False)
-    # A narrow terminal wraps lines by itself; a name or a figure is never cut.
-    needed = console.measure(table, options=console.options.update(max_width=MOST_COLUMNS)).maximum
-    console.width = max(console.width if console.is_terminal else PIPE_WIDTH, needed)
-    console.print(title, style="bold", markup=False)
-    console.print(table)
-    console.print()
+    used = [i for i in range(len(columns)) if i == 0 or not cells or any(row[i] not in EMPTY for row in cells)]
+    names, cells = [columns[i] for i in used], [[row[i] for i in used] for row in cells]
+    figures = [all(_is_figure(row[i]) for row in cells) for i in range(len(names))]
+    fitting = widths(names, cells, figures, out.width)
+    for line in wrapped(title, out.width):
+        out.print(Text(line, style="bold"), soft_wrap=True)
+    if fitting:
+        _print_columns(out, names, cells, figures, fitting)
+    else:
+        _print_paragraphs(out, names, cells)
+    out.print()
+
+
+def _print_columns(
+    out: Console, names: Sequence[str], rows: Sequence[Sequence[str]], figures: Sequence[bool], fitting: Sequence[int]
+) -> None:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name, figure, width in zip(names, figures, fitting, strict=True):
+        table.add_column(name, justify="right" if figure else "left", width=width)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    out.print(table)
+
+
+def _print_paragraphs(out: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The first cell on a line of its own, the others below it, each behind its column's name."""
+    for row in rows:
+        out.print(Text(row[0]), soft_wrap=True)
+        told = "; ".join(f"{name} {cell}" for name, cell in zip(names[1:], row[1:], strict=True) if cell not in EMPTY)
+        for line in wrapped(f"  {told}", out.width, ""):
+            out.print(Text(line), soft_wrap=True)
 
 
 def cell_text(cell: object) -> str:

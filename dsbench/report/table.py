@@ -12,10 +12,9 @@ from rich.text import Text
 
 from dsbench.floors import Floor
 from dsbench.records import Arm, ExperimentVerdict, Plan, Verdict
+from dsbench.report.columns import PIPE_WIDTH, wrapped
+from dsbench.report.columns import console as standard_output
 from dsbench.report.effects import effect_lines
-
-PIPE_WIDTH = 200
-"""Columns when the output is no terminal: no figure is cut."""
 
 UNKNOWN = "unknown on this platform"
 
@@ -31,18 +30,23 @@ STYLES = {
 
 def print_report(plan: Plan, verdict: ExperimentVerdict, console: Console | None = None) -> None:
     """Head, one table an arm, footnotes, void reasons, and the sentence."""
-    console = console or _console()
+    console = console or standard_output()
     numbered = footnotes(verdict.rows)
 
     def line(text: str, style: str = "") -> None:
-        console.print(Text(text, style=style), soft_wrap=True)
+        for part in wrapped(text, console.width):
+            console.print(Text(part, style=style), soft_wrap=True)
 
     line(head(plan), "bold")
     for arm in plan.arms[1:]:
         rows = [row for row in verdict.rows if row.arm == arm.name]
         line("")
         line(arm_line(plan, arm))
-        console.print(_table(rows, numbered, plan))
+        table = _table(rows, numbered, plan)
+        if console.measure(table, options=console.options.update(max_width=PIPE_WIDTH)).maximum <= console.width:
+            console.print(table)
+        else:
+            _print_paragraphs(console, rows, numbered, plan)
         for told in (*expected_lines(rows), *interval_lines(rows), *power_lines(rows)):
             line(f"  {told}")
     for told in additivity_lines(verdict):
@@ -61,13 +65,6 @@ def print_report(plan: Plan, verdict: ExperimentVerdict, console: Console | None
         line(f"    mend: {reason.mend}")
     line("")
     line(verdict.sentence, STYLES[verdict.word])
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
-    return console
 
 
 def head(plan: Plan) -> str:
@@ -118,28 +115,47 @@ def build_changes(baseline: Arm, arm: Arm) -> list[str]:
 
 def _table(rows: Sequence[Verdict], footnotes: dict[str, int], plan: Plan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1), collapse_padding=True)
-    # A narrow terminal folds cells; no figure and no word is ever cut.
-    table.add_column("metric", overflow="fold")
-    table.add_column("baseline -> candidate", justify="right", overflow="fold")
-    table.add_column("difference", justify="right", overflow="fold")
+    table.add_column("metric")
+    table.add_column("baseline -> candidate", justify="right")
+    table.add_column("difference", justify="right")
     if plan.floors:
-        table.add_column("floor", justify="right", overflow="fold")
-    table.add_column("judged", overflow="fold")
-    table.add_column("verdict", overflow="fold")
-    table.add_column("", overflow="fold")
+        table.add_column("floor", justify="right")
+    table.add_column("judged")
+    table.add_column("verdict")
+    table.add_column("")
     for row in rows:
-        marks = "".join(f"[{footnotes[note]}]" for note in row.notes)
-        role = "" if row.role == "shown" else row.role.split()[0]
         table.add_row(
-            row.metric if row.rank is None else f"{row.metric} rank {row.rank}",
+            _name(row),
             change(row),
             difference(row),
             *([floor(plan, row)] if plan.floors else []),
             how(row),
             Text(verdict_words(row), style=STYLES[row.word]),
-            Text(f"{role} {marks}".strip()),
+            Text(_role(row, footnotes)),
         )
     return table
+
+
+def _print_paragraphs(console: Console, rows: Sequence[Verdict], footnotes: dict[str, int], plan: Plan) -> None:
+    """The rows of a table that is wider than the terminal: the verdict of each, and its figures below it."""
+    longest = max((len(_name(row)) for row in rows), default=0)
+    for row in rows:
+        first = Text(f"{_name(row):<{longest}}  ").append(f"{verdict_words(row):<12}", STYLES[row.word])
+        console.print(first.append(f"  {_role(row, footnotes)}".rstrip()), soft_wrap=True)
+        moved, beyond = difference(row), floor(plan, row)
+        apart = "difference 0" if moved == "0" else moved
+        cells = (change(row), apart, f"floor {beyond}" if beyond else "", how(row))
+        for line in wrapped("  " + "  ".join(cell for cell in cells if cell not in ("", "-")), console.width):
+            console.print(Text(line), soft_wrap=True)
+
+
+def _name(row: Verdict) -> str:
+    return row.metric if row.rank is None else f"{row.metric} rank {row.rank}"
+
+
+def _role(row: Verdict, footnotes: dict[str, int]) -> str:
+    role = "" if row.role == "shown" else row.role.split()[0]
+    return f"{role} {''.join(f'[{footnotes[note]}]' for note in row.notes)}".strip()
 
 
 def change(row: Verdict) -> str:

@@ -198,6 +198,6 @@ def test_the_table_prints_the_floor_beside_each_difference(aa_plan, make_plan, m
     assert rows["decode.tps.c1"].startswith("±0.")
     assert rows["smoke.correct"] == ""
     text = StringIO()
-    print_report(plan, verdict, Console(file=text, width=200))
+    print_report(plan, verdict, Console(file=text, width=1000))
     assert "floor" in text.getvalue().splitlines()[3]
     assert "95 % of A/A experiments of so many blocks differ by less" in text.getvalue()

@@ -61,7 +61,7 @@ def test_open_rows(make_records):
     plan = plan_experiment(["mhc_input_reuse"], SUITE, PICO, speculative="dspark")
     plan = plan.model_copy(update={"id": "open"})
     out = io.StringIO()
-    print_report(plan, judge(plan, make_records(plan, readings)), Console(file=out, width=160, highlight=False))
+    print_report(plan, judge(plan, make_records(plan, readings)), Console(file=out, width=1000, highlight=False))
     text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
     path = GOLDEN / "open.txt"
     if os.environ.get("UPDATE_GOLDEN"):
