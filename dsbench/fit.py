@@ -12,7 +12,6 @@ from dsbench.probe_settings import Probes
 from dsbench.records import Arm
 from dsbench.suite import Suite
 
-
 CHECKOUT = Path(__file__).resolve().parent.parent
 """The folder around this package."""
 
