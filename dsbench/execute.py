@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,8 @@ from dsbench.engines import devices
 from dsbench.engines.client import BadAnswer, Client
 from dsbench.engines.engine import Command, Engine, ReadBack, Running, engine_of
 from dsbench.engines.server import EngineFailed
-from dsbench.errors import InputError
+from dsbench.engines.strays import end_strays
+from dsbench.errors import InputError, ResultsLost
 from dsbench.metrics import metric
 from dsbench.probes import (
     acceptance,
@@ -86,6 +88,8 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
     engine = engine_of(plan, command)
     with RecordWriter(folder) as writer, progress_bar(quiet=quiet) as progress:
         ended, attempts = _history(plan, folder, writer)
+        if attempts:
+            end_strays(folder / BOOTS)
         writer.write(records.Run(time=_now(), pid=os.getpid(), harness_version=__version__, resumed=bool(attempts)))
         task = progress.add_task("boots", total=len(plan.boots), completed=len(ended))
         for planned in plan.boots:
@@ -96,13 +100,30 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
             def tell(phase: str, planned: PlannedBoot = planned) -> None:
                 progress.update(task, description=f"{_describe(plan, planned)} {phase}")
 
-            ended_as = _boot(plan, planned, attempts.get(planned.number, 0) + 1, folder, engine, writer, tell)
+            with _storing(folder):
+                ended_as = _boot(plan, planned, attempts.get(planned.number, 0) + 1, folder, engine, writer, tell)
             progress.advance(task)
             if not attempts and planned is plan.boots[0] and REFUSED in ended_as.reason:
                 raise InputError(f"the engine refuses this build:{ended_as.reason.partition('ends:')[2]}")
             if not quiet and (ended_as.status == "failed" or not progress.console.is_terminal):
                 progress.console.print(_line(plan, planned, ended_as), soft_wrap=True, markup=False, highlight=False)
         progress.update(task, description="all boots ended")
+
+
+@contextlib.contextmanager
+def _storing(folder: Path) -> Iterator[None]:
+    """A disk that takes nothing more ends the run in one line, whichever file it was that could not be written."""
+    try:
+        yield
+    except ResultsLost as error:
+        told = str(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        told = f"cannot write {error.filename or folder}: {error.strerror or error}"
+    else:
+        return
+    raise ResultsLost(f"{told}; mend it and go on with: dsbench ab --resume {folder}") from None
 
 
 def _history(plan: Plan, folder: Path, writer: RecordWriter) -> tuple[set[int], dict[int, int]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import re
 import sys
+import zlib
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -14,13 +17,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from dsbench.errors import InputError
+from dsbench.errors import InputError, ResultsLost
 from dsbench.records import RECORD, ExperimentVerdict, Plan, Record
 
 if TYPE_CHECKING:
     import pandas
 
 PLAN, RECORDS, VERDICTS, BOOTS = "plan.json", "records.jsonl", "verdicts.json", "boots"
+_CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"}\Z')
+"""Last member of a record's line: CRC-32 of the line without it."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -73,7 +78,10 @@ def load_plan(folder: Path) -> Plan:
 
 
 def load_records(folder: Path) -> tuple[list[Record], list[str]]:
-    """All records in order, and notices. A torn last line is dropped with a notice; any other bad line is an error."""
+    """All records in order, and notices. A torn last line is dropped with a notice; any other bad line is an error.
+
+    Lines carry checksums since dsbench 0.1; a file without any is taken as it is.
+    """
     path = folder / RECORDS
     try:
         content = path.read_bytes()
@@ -82,13 +90,36 @@ def load_records(folder: Path) -> tuple[list[Record], list[str]]:
     *lines, tail = content.split(b"\n")
     notices = [f"{path}: the last line was torn ({len(tail)} bytes) and is left out"] if tail else []
     records = []
+    checked = False
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(RECORD.validate_json(line))
+            content, has_checksum = _checked(line)
+            records.append(RECORD.validate_json(content))
+            if checked and not has_checksum:
+                raise ValueError("it has no checksum, though a line before it has one")
+            checked = has_checksum
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]["msg"]
             raise InputError(f"{path}:{number}: not a record: {problem}; the file was changed by hand?") from None
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: damaged: {error}; take the file from a copy, or run anew") from None
     return records, notices
+
+
+def line_of(content: bytes) -> bytes:
+    """One line of records.jsonl from a JSON object: its checksum added, and the end of the line."""
+    return b'%s,"crc32":"%08x"}\n' % (content[:-1], zlib.crc32(content))
+
+
+def _checked(line: bytes) -> tuple[bytes, bool]:
+    """A line without its checksum, and whether it had one. ValueError if they disagree."""
+    found = _CHECKSUM.search(line, max(0, len(line) - 24))
+    if not found:
+        return line, False
+    content = line[: found.start()] + b"}"
+    if zlib.crc32(content) != int(found[1], 16):
+        raise ValueError("its checksum is not that of its text")
+    return content, True
 
 
 def load_verdict(folder: Path) -> ExperimentVerdict | None:
@@ -108,13 +139,19 @@ def save_verdict(folder: Path, verdict: ExperimentVerdict) -> None:
 
 
 class RecordWriter:
-    """Appends records, each on the disk before the next; one writer a folder."""
+    """Appends records, each on the disk before the next; one writer a folder.
+
+    ResultsLost where nothing more can be stored. What was written before stays as it is.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / RECORDS
 
     def __enter__(self) -> RecordWriter:
-        self._file = self._path.open("ab+")
+        try:
+            self._file = self._path.open("ab+", buffering=0)
+        except OSError as error:
+            raise ResultsLost(f"cannot write {self._path}: {error.strerror or error}") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -132,9 +169,18 @@ class RecordWriter:
         self.write_all(records)
 
     def write_all(self, records: Iterable[Record]) -> None:
-        self._file.write(b"".join(RECORD.dump_json(record) + b"\n" for record in records))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        lines = b"".join(line_of(RECORD.dump_json(record)) for record in records)
+        whole = self._file.seek(0, os.SEEK_END)
+        try:
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "it was removed while the experiment runs")
+            while lines:
+                lines = lines[self._file.write(lines) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):  # no half line for the next writer
+                self._file.truncate(whole)
+            raise ResultsLost(f"cannot write {self._path}: {error.strerror or error}") from None
 
     def _drop_torn_line(self) -> None:
         """What a killed harness left half written was never a record; new lines must not be glued to it."""

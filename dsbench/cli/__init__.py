@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from dsbench import __version__
-from dsbench.errors import InputError
+from dsbench.errors import InputError, ResultsLost
 from impl.toggles import ToggleError
 
 USAGE_ERROR = 2
@@ -107,7 +107,7 @@ class CommandLine(click.Group):
             code = super().main(args, prog_name, complete_var, False, **extra)
         except click.ClickException as error:
             _refuse(_one_line(error))
-        except (InputError, ToggleError) as error:
+        except (InputError, ResultsLost, ToggleError) as error:
             _refuse(str(error))
         except (click.Abort, KeyboardInterrupt):
             click.echo("dsbench: interrupted", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -17,17 +18,26 @@ from types import TracebackType
 import httpx
 
 from dsbench.engines.secrets import redact
+from dsbench.engines.strays import end_strays
 
 POLL_S = 0.02
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(harness: int) -> None:
     """Runs in the child: when the harness dies, even by kill -9, the kernel sends the engine SIGTERM (Linux)."""
     if _PRCTL is not None:
         _PRCTL(1, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != harness:  # it died before the kernel was asked
+            os._exit(1)
 
 
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+
+GUARD = 'read -r _; kill -TERM -- "-$1"; sleep "$2"; kill -KILL -- "-$1"'
+"""Shell that reads from the harness until that is gone, and then ends the engine's group.
+
+The kernel's SIGTERM reaches the engine's first process alone, and one that is deaf or busy outlives it.
+"""
 
 
 class EngineFailed(Exception):
@@ -63,6 +73,7 @@ class Server:
         """Called with each phase of the start that an engine tells of."""
         self._environment = {**os.environ, **environment}
         self._stop_s = stop_s
+        self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
         with self.log.open("wb") as log:
@@ -74,10 +85,21 @@ class Server:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=_end_with_parent,
+                    preexec_fn=functools.partial(_end_with_parent, os.getpid()),
                 )
             except OSError as error:
                 raise EngineFailed(f"cannot start {self.command[0]}: {error.strerror or error}") from None
+        try:
+            self._guard = subprocess.Popen(
+                ["/bin/sh", "-c", GUARD, "sh", str(self.process.pid), str(self._stop_s)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(
@@ -148,7 +170,10 @@ class Server:
         return f"; its log ends: {redact(last)[:200]}" if last else "; its log is empty"
 
     def stop(self) -> None:
-        """End the whole group: ask, wait, kill. Safe to call twice, and when the leader is gone already."""
+        """End the whole group: ask, wait, kill. Safe to call twice, and when the leader is gone already.
+
+        Then whatever left the group but still belongs to this boot, by its environment.
+        """
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + self._stop_s
         while self._group_lives() and time.monotonic() < deadline:
@@ -160,6 +185,11 @@ class Server:
         deadline = time.monotonic() + 2.0
         while self._group_lives() and time.monotonic() < deadline:
             time.sleep(POLL_S)
+        end_strays(self.boot_dir)
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

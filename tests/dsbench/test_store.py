@@ -1,4 +1,6 @@
 import json
+import resource
+import zlib
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 
 import dsbench
 from dsbench import store
-from dsbench.errors import InputError
+from dsbench.errors import InputError, ResultsLost
 from dsbench.judge import judge
 from dsbench.records import Finding, Observation
 
@@ -66,6 +68,69 @@ def test_a_bad_line_in_the_middle_is_an_error_with_its_number(folder):
     path.write_bytes(b"".join([*lines[:4], b"{}\n", *lines[4:]]))
     with pytest.raises(InputError, match=r"records\.jsonl:5: not a record"):
         store.load_records(folder)
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.97])
+def test_a_changed_byte_is_an_error_with_its_line(folder, place):
+    path = folder / store.RECORDS
+    lines = path.read_bytes().splitlines(keepends=True)
+    digits = [i for i, byte in enumerate(lines[6]) if chr(byte) in "0123456789"]
+    at = digits[int(place * len(digits))]
+    other = b"7" if lines[6][at : at + 1] != b"7" else b"3"
+    path.write_bytes(b"".join([*lines[:6], lines[6][:at] + other + lines[6][at + 1 :], *lines[7:]]))
+    with pytest.raises(InputError, match=r"records\.jsonl:7: damaged: its checksum is not that of its text"):
+        store.load_records(folder)
+
+
+def test_lines_without_checksums_are_taken_until_the_first_that_has_one(folder):
+    """Results of earlier versions are, also when they are gone on with; a line that lost its own is not."""
+    path = folder / store.RECORDS
+    records, _ = store.load_records(folder)
+    bare = [store.RECORD.dump_json(record) + b"\n" for record in records]
+    path.write_bytes(b"".join(bare))
+    assert store.load_records(folder) == (records, [])
+    extra = Finding(boot=1, code="x", text="y")
+    with store.RecordWriter(folder) as writer:
+        writer.write(extra)
+    assert store.load_records(folder) == ([*records, extra], [])
+    with path.open("ab") as file:
+        file.write(bare[0])
+    with pytest.raises(InputError, match="damaged: it has no checksum, though"):
+        store.load_records(folder)
+
+
+def test_a_line_is_json_with_its_checksum_last(folder):
+    lines = (folder / store.RECORDS).read_text(encoding="utf-8").splitlines()
+    for line in lines:
+        content = json.loads(line)
+        assert list(content)[-1] == "crc32"
+        text = line[: line.rindex(',"crc32"')] + "}"
+        assert content["crc32"] == f"{zlib.crc32(text.encode()):08x}"
+
+
+def test_a_file_that_is_removed_takes_no_more(folder):
+    extra = Finding(boot=1, code="x", text="y")
+    with store.RecordWriter(folder) as writer:
+        writer.write(extra)
+        (folder / store.RECORDS).unlink()
+        with pytest.raises(ResultsLost, match="it was removed while"):
+            writer.write(extra)
+
+
+def test_a_write_that_fails_half_way_leaves_no_half_line(folder):
+    path = folder / store.RECORDS
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with store.RecordWriter(folder) as writer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+        try:
+            with pytest.raises(ResultsLost, match=r"cannot write .*records\.jsonl: File too large"):
+                writer.write(Finding(boot=1, code="x", text="y" * 100))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert path.read_bytes() == before
+        writer.write(Finding(boot=1, code="x", text="y"))
+    assert path.read_bytes().startswith(before)
 
 
 def test_two_writers_are_refused(folder):
