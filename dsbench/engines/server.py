@@ -33,7 +33,7 @@ def _end_with_parent(harness: int) -> None:
 
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 
-GUARD = 'read -r _; kill -TERM -- "-$1"; sleep "$2"; kill -KILL -- "-$1"'
+GUARD = 'read -r _; kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -- "-$1"'
 """Shell that reads from the harness until that is gone, and then ends the engine's group.
 
 The kernel's SIGTERM reaches the engine's first process alone, and one that is deaf or busy outlives it.
