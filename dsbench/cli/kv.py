@@ -157,7 +157,7 @@ def _to_json(geometry: KvGeometry, capacity: Capacity, has_bytes: bool) -> dict[
 
 
 def _print_published(rows: list[published.Row], as_json: bool) -> None:
-    from dsbench.cli.table import print_json, print_table
+    from dsbench.cli.table import print_json, print_note, print_table
 
     if as_json:
         print_json(
@@ -205,7 +205,7 @@ def _print_published(rows: list[published.Row], as_json: bool) -> None:
             for row in rows
         ],
     )
-    click.echo(
+    print_note(
         f"{first.block_bytes:,} B a block, {first.blocks_per_max_request:,} blocks a longest request. "
-        "Size model: the first row's blocks\nplus exactly the bytes of each change's buffer; off = size model less row."
+        "Size model: the first row's blocks plus exactly the bytes of each change's buffer; off = size model less row."
     )

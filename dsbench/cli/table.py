@@ -54,6 +54,13 @@ def _print_paragraphs(out: Console, names: Sequence[str], rows: Sequence[Sequenc
             out.print(Text(line), soft_wrap=True)
 
 
+def print_note(text: str) -> None:
+    """A line below a table, wrapped at blanks where it is too long."""
+    out = console()
+    for line in wrapped(text, out.width, ""):
+        click.echo(line)
+
+
 def cell_text(cell: object) -> str:
     """Whole numbers with thousands separators, others as they are."""
     return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
