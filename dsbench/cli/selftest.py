@@ -7,23 +7,49 @@ import json
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command(short_help="Plant defects in real runs; say which the verdict names.")
-@click.option("--only", metavar="PLANT", multiple=True, help="Plant this defect only; repeat for several.")
+@click.option("--faults", is_flag=True, help="Let runs go wrong: engines that hang, full disks, signals, locks.")
+@click.option(
+    "--kills", type=click.IntRange(1, 10_000), metavar="N", help="kill -9 at N random moments; go on each time."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the moments of --kills.")
+@click.option("--only", metavar="NAME", multiple=True, help="This defect or fault only; repeat for several.")
 @click.option("--from", "stored_in", type=FOLDER, metavar="DIR", help="Grade a stored run again, without boots.")
 @click.option(
     "-o", "--out", type=FOLDER, default=Path("results/selftest"), show_default=True, help="Folder of results."
 )
+@click.option("--without", default="-", hidden=True, help="Take one detector away: its faults must then be missed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the grades as JSON.")
-def selftest(only: tuple[str, ...], stored_in: Path | None, out: Path, as_json: bool) -> int:
+@click.pass_context
+def selftest(
+    ctx: click.Context,
+    faults: bool,
+    kills: int | None,
+    seed: int,
+    only: tuple[str, ...],
+    stored_in: Path | None,
+    out: Path,
+    without: str,
+    as_json: bool,
+) -> int:
     """Plant defects in real runs; say which the verdict names.
 
     The runs are of the embedded engine. Faulted arms share a baseline, and in one arm of each group nothing is
-    planted. Exit codes: 0 all caught and nothing called broken that is not, 1 otherwise, 2 usage.
+    planted. --faults and --kills run `dsbench ab` many times and disturb it from outside; they keep its results
+    only where --out is given. Exit codes: 0 all caught and nothing called broken that is not, 1 otherwise, 2 usage.
     """
+    if faults or kills is not None:
+        from dsbench.cli.selftest_runs import disturbed
+
+        if stored_in is not None or (faults and kills is not None) or (kills is not None and only):
+            raise click.UsageError("--faults, --kills, --from and (with --kills) --only are not given together")
+        given = ctx.get_parameter_source("out") == ParameterSource.COMMANDLINE
+        return disturbed(only, kills, seed, out if given else None, without, as_json)
     from dsbench.cli.table import print_table
     from dsbench.errors import InputError
     from dsbench.selftest.grade import grade

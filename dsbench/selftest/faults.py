@@ -102,7 +102,7 @@ def counters_reset() -> None:
             metrics.prompt_tokens.reset()
             metrics.generation_tokens.reset()
 
-    _at_each_scrape(reset)
+    at_each_scrape(reset)
 
 
 def engine_restarted() -> None:
@@ -132,7 +132,7 @@ def engine_restarted() -> None:
 
     _replace(serve, "_listen", inherit)
     _replace(Engine, "start", start_before_listening)
-    _at_each_scrape(ask_for_the_next)
+    at_each_scrape(ask_for_the_next)
 
 
 def _replace_engine() -> int:
@@ -167,7 +167,7 @@ def engine_dies() -> None:
         if scrape == 3:
             os._exit(9)
 
-    _at_each_scrape(die)
+    at_each_scrape(die)
 
 
 def kv_pinned() -> None:
@@ -188,7 +188,7 @@ def illegal_access() -> None:
         if scrape == 2:
             logging.getLogger("engine").error("CUDA error: an illegal memory access was encountered")
 
-    _at_each_scrape(say)
+    at_each_scrape(say)
 
 
 def drift() -> None:
@@ -261,7 +261,7 @@ def _say_of_itself(**facts: object) -> None:
     _replace(Handshake, "conditions", tell_more)
 
 
-def _at_each_scrape(act: Callable[[Any, int], None]) -> None:
+def at_each_scrape(act: Callable[[Any, int], None]) -> None:
     """Call `act(metrics, n)` before the n-th page of metrics is written."""
     from impl.engine.metrics import EngineMetrics
 

@@ -1,0 +1,114 @@
+"""`dsbench` with a faulted engine in the candidate's boots, a fault of its own, or one detector taken away.
+
+`python -m dsbench.selftest.broken_harness ENGINE_FAULT HARNESS_FAULT DETECTOR ARGS` is `dsbench ARGS`; `-` is none.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import importlib
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dsbench import execute, store
+from dsbench.cli import main as command_line
+from dsbench.engines import embedded, server
+from dsbench.records import Arm, Plan
+
+NONE = "-"
+
+
+def clock_jump() -> None:
+    """Every other look at the wall clock is a day behind."""
+    looks = itertools.count()
+
+    class Jumping(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return super().now(tz) - datetime.timedelta(days=next(looks) % 2)
+
+    _replace(execute, "datetime", Jumping)
+
+
+def time_zone() -> None:
+    """Another zone from the second boot on."""
+    boot, numbers = execute._boot, itertools.count(1)
+
+    def elsewhere(*args: Any) -> Any:
+        if next(numbers) == 2:
+            os.environ["TZ"] = "Pacific/Kiritimati"
+            time.tzset()
+        return boot(*args)
+
+    _replace(execute, "_boot", elsewhere)
+
+
+def without_checksum() -> None:
+    def believed(line: bytes) -> tuple[bytes, bool]:
+        found = store._CHECKSUM.search(line)
+        return (line[: found.start()] + b"}", True) if found else (line, False)
+
+    _replace(store, "_checked", believed)
+
+
+def without_lock() -> None:
+    _replace(fcntl, "flock", lambda *_: None)
+
+
+def without_group() -> None:
+    """Only the engine's first process is ended."""
+
+    def stop(self: server.Server) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self._guard:
+            self._guard.kill()
+
+    _replace(server.Server, "stop", stop)
+
+
+def without_void() -> None:
+    _replace(importlib.import_module("dsbench.judge"), "void_reasons", lambda *_: [])
+
+
+FAULTS = {"clock_jump": clock_jump, "time_zone": time_zone}
+DETECTORS: dict[str, Callable[[], None]] = {
+    "checksum": without_checksum,
+    "lock": without_lock,
+    "group": without_group,
+    "void": without_void,
+}
+"""What can be taken away, so that its faults must be missed."""
+
+
+def _replace(owner: Any, name: str, fault: object) -> None:
+    setattr(owner, name, fault)
+
+
+def main(argv: list[str]) -> None:
+    engine, harness, without, *args = argv
+    whole = embedded.command
+
+    def command(plan: Plan, arm: Arm) -> list[str]:
+        line = whole(plan, arm)
+        if engine == NONE or arm.name == plan.baseline.name:
+            return line
+        at = line.index("impl.serve")
+        return [*line[:at], "dsbench.selftest.broken_engine", engine, *line[at + 1 :]]
+
+    _replace(embedded, "command", command)
+    if harness != NONE:
+        FAULTS[harness]()
+    if without != NONE:
+        DETECTORS[without]()
+    sys.argv = ["dsbench", *args]
+    command_line()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

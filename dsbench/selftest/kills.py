@@ -1,0 +1,138 @@
+"""kill -9 of harness, engine or both at random moments of real runs, each gone on with: is everything kept?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsbench.engines.strays import strays
+from dsbench.records import BootEnded, Record
+from dsbench.selftest.drill import SUITE, TOGGLE, kept, orphans, output, starter, whole_lines
+from dsbench.selftest.happenings import Scene
+from dsbench.selftest.mishaps import NONE
+from dsbench.store import BOOTS, PLAN, load_records, load_verdict
+
+WHO = ("harness", "engine", "both")
+KILLS_A_RUN = 5
+"""Then the run may end, so that there is a verdict to look at."""
+LONGEST_WAIT_S = 12.0
+"""Kills come this long after a start at the latest; a run of four boots takes about as long."""
+
+
+@dataclass
+class Kill:
+    """One kill: who, when, and what stood in records.jsonl."""
+
+    who: str
+    seconds: float
+    """After the start of the harness."""
+    phase: str
+    """Folder of the boot that ran; '' before the first one."""
+    records: int
+    """Lines that were whole."""
+    hit: int
+    """Processes that were killed; 0 where nothing ran any more."""
+
+
+@dataclass
+class KilledRun:
+    """One experiment that was killed several times and ended in the end."""
+
+    kills: list[Kill] = field(default_factory=list)
+    lost: int = 0
+    orphans: int = 0
+    starts: int = 0
+    failed_boots: int = 0
+    """Boots that ended as failed: their engine was killed under a harness that lived."""
+    verdict: str = ""
+    problems: list[str] = field(default_factory=list)
+
+
+def kill_at_random(number: int, work: Path, seed: int, tell: Callable[[KilledRun], None] | None = None,
+                   ) -> list[KilledRun]:  # fmt: skip
+    """At least `number` kills that hit something, a few a run; every run goes on until it has its verdict."""
+    rng = random.Random(seed)
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "kills.toml").write_text(SUITE, encoding="utf-8")
+    runs: list[KilledRun] = []
+    while (left := number - sum(kill.hit > 0 for run in runs for kill in run.kills)) > 0:
+        runs.append(_killed_run(work / f"run{len(runs) + 1:02d}", min(left, KILLS_A_RUN), rng))
+        if tell:
+            tell(runs[-1])
+    return runs
+
+
+def _killed_run(place: Path, number: int, rng: random.Random) -> KilledRun:
+    run = KilledRun()
+    place.mkdir()
+    with ExitStack() as undo:
+        scene = Scene(place, lambda args: start(args), undo)
+        start = starter(scene, place, NONE, NONE, NONE)
+        while True:
+            run.starts += 1
+            begun = list(place.glob(f"*/{PLAN}"))
+            again = ["--resume", str(begun[0].parent)] if begun else _asked(place)
+            before = whole_lines(place)
+            scene.process = start(["ab", *again])
+            if sum(kill.hit > 0 for kill in run.kills) < number and run.starts <= 3 * number:
+                run.kills.append(_kill(scene, rng))
+            told = output(scene.process)
+            if not whole_lines(place).startswith(before):
+                run.lost += 1
+            run.orphans += len(orphans(place))
+            if scene.process.returncode != -signal.SIGKILL:
+                break
+    return _ended(run, place, scene.process.returncode, told)
+
+
+def _ended(run: KilledRun, place: Path, code: int, told: str) -> KilledRun:
+    """The verdict, and whether it is the one that these records give to a run that nobody disturbed."""
+    if "Traceback" in told:
+        run.problems.append("a traceback")
+    if not list(place.glob(f"*/{PLAN}")):
+        run.problems.append(f"no result: {told.strip()[-200:]}")
+        return run
+    folder = next(place.glob(f"*/{PLAN}")).parent
+    records = load_records(folder)[0]
+    run.failed_boots = len(_failed(records))
+    run.problems += kept(folder, whole=not run.failed_boots)
+    verdict = load_verdict(folder)
+    run.verdict = verdict.word if verdict else "none"
+    if verdict and verdict.exit_code != code:
+        run.problems.append(f"exit code {code} is not that of {verdict.word}")
+    if run.failed_boots and run.verdict != "void":
+        run.problems.append(f"boots failed, and the verdict is {run.verdict}")
+    return run
+
+
+def _failed(records: list[Record]) -> list[BootEnded]:
+    return [record for record in records if isinstance(record, BootEnded) and record.status == "failed"]
+
+
+def _asked(place: Path) -> list[str]:
+    return ["-t", TOGGLE, "--suite", str(place.parent / "kills.toml"), "-o", str(place)]
+
+
+def _kill(scene: Scene, rng: random.Random) -> Kill:
+    """Wait a random time, then kill -9."""
+    who, wait = rng.choice(WHO), rng.uniform(0.0, LONGEST_WAIT_S)
+    start = time.monotonic()
+    while time.monotonic() < start + wait and scene.running.poll() is None:
+        time.sleep(0.005)
+    seconds = time.monotonic() - start
+    boots = sorted((path for path in scene.out.glob(f"*/{BOOTS}/*")), key=lambda path: path.stat().st_mtime)
+    engines = strays(scene.out) if who != "harness" else []
+    harness = [scene.running.pid] if who != "engine" and scene.running.poll() is None else []
+    hit = 0
+    for pid in (*harness, *engines):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            hit += 1
+    return Kill(who, seconds, boots[-1].name if boots else "", whole_lines(scene.out).count(b"\n"), hit)
