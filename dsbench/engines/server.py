@@ -23,8 +23,8 @@ from dsbench.engines.strays import end_strays
 POLL_S = 0.02
 
 
-def _end_with_parent(harness: int) -> None:
-    """Runs in the child: when the harness dies, even by kill -9, the kernel sends the engine SIGTERM (Linux)."""
+def end_with_parent(harness: int) -> None:
+    """Runs in a child of `harness`: when that dies, even by kill -9, the kernel sends the child SIGTERM (Linux)."""
     if _PRCTL is not None:
         _PRCTL(1, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != harness:  # it died before the kernel was asked
@@ -85,7 +85,7 @@ class Server:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=functools.partial(_end_with_parent, os.getpid()),
+                    preexec_fn=functools.partial(end_with_parent, os.getpid()),
                 )
             except OSError as error:
                 raise EngineFailed(f"cannot start {self.command[0]}: {error.strerror or error}") from None

@@ -1,0 +1,99 @@
+"""Real runs that go wrong, a few of those of `dsbench selftest --faults` and `--kills`, and detectors taken away."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from dsbench import records as r
+from dsbench.cli.selftest import selftest
+from dsbench.judge import judge
+from dsbench.selftest import broken_engine, broken_harness, faults
+from dsbench.selftest.drill import drill, undisturbed, without_repeats
+from dsbench.selftest.mishaps import MISHAPS, NONE
+
+
+def command(*args):
+    result = CliRunner().invoke(selftest, args, standalone_mode=False)
+    return result.return_value, result.stdout
+
+
+def test_the_table_is_sound():
+    names = [mishap.name for mishap in MISHAPS]
+    assert len(set(names)) == len(names) >= 25
+    for mishap in MISHAPS:
+        re.compile(mishap.says)
+        assert mishap.engine == NONE or hasattr(broken_engine, mishap.engine) or hasattr(faults, mishap.engine)
+        assert mishap.harness == NONE or mishap.harness in broken_harness.FAULTS
+        assert mishap.code in (0, 2, 4, 130, -9)
+        assert mishap.code or mishap.whole, "a run that nothing happens to has to end as one"
+
+
+@pytest.mark.slow
+def test_a_fault_that_is_met_and_the_table_that_says_so(tmp_path):
+    code, told = command("--faults", "--only", "weights-empty", "--out", str(tmp_path), "--json")
+    (row,) = json.loads(told)
+    assert (code, row["outcome"]) == (0, "caught"), row
+    assert row["given"].startswith("exit 2, dsbench: the engine refuses this build")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "without"), [("byte-changed", "checksum"), ("dies-mid-decode", "void")])
+def test_without_its_detector_a_fault_is_missed(tmp_path, name, without):
+    code, told = command("--faults", "--only", name, "--out", str(tmp_path), "--without", without)
+    assert code == 1
+    assert "1 missed" in told
+
+
+@pytest.mark.slow
+def test_without_the_group_grandchildren_are_found(tmp_path):
+    (mishap,) = [mishap for mishap in MISHAPS if mishap.name == "grandchildren"]
+    (row,) = drill([mishap], tmp_path, "group")
+    assert row.outcome == "missed"
+    assert "orphans" in row.given
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments(tmp_path):
+    code, told = command("--kills", "2", "--seed", "3", "--out", str(tmp_path), "--json")
+    runs = json.loads(told)
+    assert code == 0, runs
+    assert sum(kill["hit"] > 0 for run in runs for kill in run["kills"]) >= 2
+    assert {run["lost"] + run["orphans"] + len(run["problems"]) for run in runs} == {0}
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--faults", "--kills", "3"), "not given together"),
+        (("--faults", "--from", "x"), "not given together"),
+        (("--faults", "--only", "nothing"), "no such fault; there are exits-at-boot"),
+        (("--faults", "--without", "nothing"), "no such detector; there are checksum"),
+    ],
+)
+def test_usage(args, said):
+    result = CliRunner().invoke(selftest, args, standalone_mode=False)
+    assert said in str(result.exception)
+
+
+def test_a_folder_with_files_is_left_alone(tmp_path):
+    (tmp_path / "mine").touch()
+    result = CliRunner().invoke(selftest, ["--faults", "--out", str(tmp_path)], standalone_mode=False)
+    assert "holds files already" in str(result.exception)
+
+
+def test_an_interrupted_boot_changes_no_verdict(make_plan, make_records):
+    plan = make_plan()
+    clean = make_records(plan)
+    second = [record for record in clean if not isinstance(record, r.Run) and record.boot == 2]
+    half = second[: len(second) // 2]
+    cut = r.BootEnded(boot=2, time="t", status="interrupted", reason="killed", seconds=0)
+    again = [record.model_copy(update={"attempt": 2}) for record in second]
+    at = clean.index(second[0])
+    rest = [record for record in clean[at:] if isinstance(record, r.Run) or record.boot != 2]
+    disturbed = [*clean[:at], *half, cut, r.Run(time="t", pid=2, harness_version="0", resumed=True), *again, *rest]
+    assert undisturbed(plan, disturbed) == clean
+    verdict = judge(plan, disturbed)
+    assert verdict != judge(plan, clean)
+    assert without_repeats(verdict) == judge(plan, clean)
