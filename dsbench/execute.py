@@ -26,6 +26,7 @@ from dsbench.boot_files import (
 from dsbench.engines import devices
 from dsbench.engines.client import BadAnswer, Client
 from dsbench.engines.engine import Command, Engine, ReadBack, Running, engine_of
+from dsbench.engines.gpu_lock import gpus_of, locked
 from dsbench.engines.server import EngineFailed
 from dsbench.engines.strays import end_strays
 from dsbench.errors import InputError, ResultsLost
@@ -86,7 +87,7 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
     `command` gives the engine's command line; the embedded engine's unless told otherwise.
     """
     engine = engine_of(plan, command)
-    with RecordWriter(folder) as writer, progress_bar(quiet=quiet) as progress:
+    with RecordWriter(folder) as writer, locked(gpus_of(plan)), progress_bar(quiet=quiet) as progress:
         ended, attempts = _history(plan, folder, writer)
         if attempts:
             end_strays(folder / BOOTS)
@@ -157,10 +158,11 @@ def _boot(
 ) -> BootEnded:
     """One engine, from an empty boot folder to the end of its process group; `tell` is told how far its start is."""
     boot_dir = folder / BOOTS / (planned.folder if attempt == 1 else f"{planned.folder}-attempt{attempt}")
-    boot_dir.mkdir()
     arm = plan.arm(planned.arm)
     of_boot: dict[str, Any] = {"boot": planned.number, "attempt": attempt}
+    # The record first: a harness that is killed in between must not find a folder that no attempt accounts for.
     writer.write(BootStarted(**of_boot, time=_now(), arm=planned.arm, block=planned.block, phase=planned.phase))
+    boot_dir.mkdir()
     record_devices_before(plan, arm, of_boot, writer)
     start = time.monotonic()
     ready_seconds: float | None = None

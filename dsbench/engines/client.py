@@ -226,7 +226,11 @@ class Client:
                 if not line.startswith("data:") or line == "data: [DONE]":
                     continue
                 now = time.perf_counter()
-                event = json.loads(line[5:])
+                try:
+                    event = json.loads(line[5:])
+                except ValueError:
+                    start = repr(line[:60])
+                    raise BadAnswer(f"/v1/completions streamed a line that is not JSON: {start}") from None
                 if event.get("usage"):
                     total = int(event["usage"]["completion_tokens"])
                 carried = sum(len(choice.get("token_ids") or choice.get("text") or "") for choice in event["choices"])

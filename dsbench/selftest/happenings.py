@@ -235,11 +235,3 @@ def runs_twice(scene: Scene) -> None:
             s.findings.append(f"the second harness ended with code {other.returncode}: {told.strip()[-200:]}")
 
     scene.during = second
-
-
-def needs_gpu(scene: Scene) -> None:
-    from dsbench.engines import devices
-
-    if not devices.reading(None)["gpus"]:
-        raise Skipped("no GPU here")
-    raise Skipped("the lock of a GPU is not built yet")
