@@ -30,8 +30,8 @@ blocks = 2
 warmup_boots = 0
 guards = ["kv.available_bytes", "identity.tokens"]
 [timeouts]
-boot = 12
-probe = 6
+boot = 20
+probe = 8
 stop = 3
 [probes.kv]
 [probes.identity]

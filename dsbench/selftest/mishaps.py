@@ -55,8 +55,8 @@ def _stopped(name: str, what: str, code: int, says: str, happens: Callable[[Scen
 MISHAPS = (
     # the engine's process
     _void("exits-at-boot", "the engine exits at boot", "ended with code 3 before it was ready.*no such kernel image"),
-    _void("hangs-at-boot", "the engine hangs at boot", r"never wrote ready\.json within 12 s"),
-    _void("hangs-mid-stream", "the engine hangs in the middle of a stream", "probe decode failed: not done within 6 s"),
+    _void("hangs-at-boot", "the engine hangs at boot", r"never wrote ready\.json within 20 s"),
+    _void("hangs-mid-stream", "the engine hangs in the middle of a stream", "probe decode failed: not done within 8 s"),
     _void("dies-mid-decode", "the engine ends in the middle of a stream", "the engine ended during the decode probe"),
     _void("killed-child", "the engine is killed as when memory runs out", "the engine ended during the decode probe"),
     _harmless("grandchildren", "a deaf grandchild, and one that left the group", "grandchildren"),
@@ -68,7 +68,7 @@ MISHAPS = (
     _void("invalid-utf8", "answers are not UTF-8", "/v1/completions answered something that is not JSON"),
     _void("huge-line", "one line of a stream has 50 MB", "probe decode failed: .*streamed a line that is not JSON"),
     _void("wrong-model-name", "the server has another model's name", "/v1/completions answered 404: .*model"),
-    _void("slow-drip", "a token every 0.6 s", "probe decode failed: not done within 6 s"),
+    _void("slow-drip", "a token every 0.6 s", "probe decode failed: not done within 8 s"),
     _void("counters-reset", "the server's counters start again from 0", "counter-reset.*counters fell"),
     # ports
     Mishap("port-taken", "the engine's port is taken", 2, r"the engine refuses this build: .*cannot listen on .*in use",
