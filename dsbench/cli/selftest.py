@@ -23,7 +23,12 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "-o", "--out", type=FOLDER, default=Path("results/selftest"), show_default=True, help="Folder of results."
 )
-@click.option("--without", default="-", hidden=True, help="Take one detector away: its faults must then be missed.")
+@click.option(
+    "--without",
+    metavar="DETECTOR",
+    default="-",
+    help="--faults: take a detector away (checksum, group, lock, void); its faults are then missed.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the grades as JSON.")
 @click.pass_context
 def selftest(
