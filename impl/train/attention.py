@@ -23,6 +23,22 @@ Turn = tuple[Tensor, Tensor]
 """fp32 cos and sin `[positions, pairs]`"""
 
 
+MASKED = -1e30
+"""Logit of what is not seen. Its softmax is 0 as that of -inf is, but no difference of two of them is nan."""
+
+
+class View(NamedTuple):
+    """What a forward sees less of than the engine does, in training or for a test."""
+
+    reach: int | None = None
+    """Rows that the sliding window shows, the latest ones; None is all of it."""
+    hidden: str = ""
+    """The kind of compressed entries that no token sees: `C4A`, or `C128A` for the large ratio."""
+
+
+WHOLE = View()
+
+
 class Tables(NamedTuple):
     """What attention reads that follows from the shapes alone."""
 
@@ -37,17 +53,18 @@ class Tables(NamedTuple):
     index_entries: Turn | None
 
 
-def tables(length: int, ratio: int, dims: Dims, device: torch.device) -> Tables:
+def tables(length: int, ratio: int, dims: Dims, device: torch.device, view: View = WHOLE) -> Tables:
     """Tables of sequences of `length`, a multiple of the window."""
     rope = dims.rope_dim
 
     def turn(stride: int, width: int) -> Turn:
         return rope_table(length // stride, stride, ratio > 0, width, dims, device)
 
-    window = window_mask(length // dims.window, dims.window, device)
+    window = window_mask(length // dims.window, dims.window, view.reach or dims.window, device)
     if not ratio:
         return Tables(turn(1, rope), window, None, None, None, None)
-    visible, entries = visible_entries(length, ratio, device), turn(ratio, rope)
+    hidden = view.hidden == ("C4A" if ratio == 4 else "C128A")
+    visible, entries = visible_entries(length, ratio, device, hidden), turn(ratio, rope)
     if ratio != 4:
         return Tables(turn(1, rope), window, visible, entries, None, None)
     width = dims.index_rope_dim
@@ -126,13 +143,13 @@ def attend(
     near = torch.cat((F.pad(blocked, (0, 0, 0, 0, 1, 0))[:, :-1], blocked), dim=2).view(batch * blocks, 2 * window, d)
     scale = d**-0.5
     near_logits = (queries @ near.transpose(1, 2) * scale).view(batch, blocks, window, heads, 2 * window)
-    near_logits = near_logits.masked_fill(~at.window, -torch.inf)
+    near_logits = near_logits.masked_fill(~at.window, MASKED)
     logits = [near_logits.view(batch, length, heads, 2 * window), sink[:, None].expand(batch, length, heads, 1)]
     far_logits = None
     if entries is not None and selected is not None:
         far_logits = q.reshape(batch, length * heads, d) @ entries.transpose(1, 2) * scale
         far_logits = far_logits.view(batch, length, heads, -1)
-        logits.append(far_logits.masked_fill(~selected.unsqueeze(-2), -torch.inf))
+        logits.append(far_logits.masked_fill(~selected.unsqueeze(-2), MASKED))
     joined = torch.cat(logits, dim=-1)
     mass = torch.softmax(joined, dim=-1)
     o = (mass[..., : 2 * window].reshape(batch * blocks, window * heads, -1) @ near).view(batch, length * heads, d)
@@ -150,18 +167,23 @@ def attend(
 
 
 @lru_cache(maxsize=256)
-def window_mask(blocks: int, window: int, device: torch.device) -> Tensor:
-    """True where a query of a block sees a row of the block before or its own: `[blocks, window, 1, 2 window]`."""
+def window_mask(blocks: int, window: int, reach: int, device: torch.device) -> Tensor:
+    """True where a query of a block sees a row of the block before or its own: `[blocks, window, 1, 2 window]`.
+
+    It sees the last `reach` rows, its own counted, 1 to `window`.
+    """
     query = torch.arange(window, device=device)[:, None]
     key = torch.arange(2 * window, device=device)[None, :] - window
-    inside = (key <= query) & (key > query - window)
+    inside = (key <= query) & (key > query - reach)
     first = inside & (key >= 0)
     return torch.stack([first] + [inside] * (blocks - 1)).unsqueeze(2)
 
 
 @lru_cache(maxsize=256)
-def visible_entries(length: int, ratio: int, device: torch.device) -> Tensor:
-    """True where the query at p sees entry j, j < (p + 1) // ratio: `[S, S // ratio]`."""
+def visible_entries(length: int, ratio: int, device: torch.device, hidden: bool = False) -> Tensor:
+    """True where the query at p sees entry j, j < (p + 1) // ratio: `[S, S // ratio]`; nowhere when `hidden`."""
+    if hidden:
+        return torch.zeros(length, length // ratio, dtype=torch.bool, device=device)
     count = (torch.arange(length, device=device) + 1) // ratio
     return torch.arange(length // ratio, device=device)[None, :] < count[:, None]
 
@@ -175,7 +197,7 @@ def compress(weights: Weights, prefix: str, x: Tensor, ratio: int, width: int, t
     score = score.reshape(kv.shape) + weights[f"{prefix}ape"]
     if ratio == 4:  # overlap: the older window's tokens use the first columns, the newer's the second
         old_kv = F.pad(kv[..., :width], (0, 0, 0, 0, 1, 0))[:, :-1]
-        old_score = F.pad(score[..., :width], (0, 0, 0, 0, 1, 0), value=-torch.inf)[:, :-1]
+        old_score = F.pad(score[..., :width], (0, 0, 0, 0, 1, 0), value=MASKED)[:, :-1]
         kv, score = torch.cat((old_kv, kv[..., width:]), dim=2), torch.cat((old_score, score[..., width:]), dim=2)
     pooled = (torch.softmax(score, dim=2) * kv).sum(2)
     return rotate(rms_norm(pooled, weights[f"{prefix}norm"], eps), *turn)
@@ -201,7 +223,7 @@ def select_entries(scores: Tensor, visible: Tensor, topk: int) -> Tensor:
     """True at the `topk` best visible entries of each row, the lowest index winning ties: `[B, S, C]`."""
     if scores.shape[-1] <= topk:
         return visible.unsqueeze(0)
-    ranked = scores.detach().masked_fill(~visible, -torch.inf)
+    ranked = scores.detach().masked_fill(~visible, MASKED)
     least = ranked.topk(topk, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     above, tied = ranked > least, ranked == least
     room = topk - above.sum(-1, keepdim=True)
@@ -212,7 +234,7 @@ def ranking_loss(scores: Tensor, wanted: Tensor, visible: Tensor, row_weight: Te
     """KL(wanted || softmax of scores) over visible entries: mean by `row_weight` of the rows that see two or more."""
     seen = visible.sum(-1) > 1
     weight = row_weight * seen
-    log_p = torch.log_softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
+    log_p = torch.log_softmax(scores.masked_fill(~visible, MASKED), dim=-1)
     log_p = log_p.masked_fill(~(visible & seen[:, None]), 0.0)
-    loss = (torch.special.xlogy(wanted, wanted) - wanted * log_p).sum(-1)
+    loss = (wanted * (wanted.clamp_min(1e-30).log() - log_p)).sum(-1)
     return (loss * weight).sum() / weight.sum().clamp_min(1e-9)

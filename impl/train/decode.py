@@ -13,7 +13,8 @@ import torch
 
 from impl.dims import Dims
 from impl.tokenizer import BOS, EOS, NEWLINE, PAD, decode, encode
-from impl.train.forward import Parts, Weights, forward
+from impl.train.attention import WHOLE, View
+from impl.train.forward import Weights, forward
 
 PASS_TOKENS = {"cuda": 131_072, "cpu": 8_192}
 """Tokens of one pass, padding counted."""
@@ -21,21 +22,21 @@ PASS_TOKENS = {"cuda": 131_072, "cpu": 8_192}
 
 def greedy(
     weights: Weights, dims: Dims, prompts: Sequence[str], max_tokens: int, drafts: Sequence[str] | None = None,
-    parts: Parts | None = None,
+    view: View = WHOLE,
 ) -> list[str]:  # fmt: skip
     """Greedy continuations, up to a newline, eos or `max_tokens`; the prompt gets a bos in front.
 
     `drafts`, when given, are texts that the continuations may equal: they cost time where they are wrong, nothing else.
     """
     guesses = [encode(f"{draft}\n") for draft in drafts] if drafts is not None else [[] for _ in prompts]
-    rows = continue_rows(weights, dims, [[BOS, *encode(prompt)] for prompt in prompts], max_tokens, guesses, parts)
+    rows = continue_rows(weights, dims, [[BOS, *encode(prompt)] for prompt in prompts], max_tokens, guesses, view)
     return [decode(row) for row in rows]
 
 
 @torch.no_grad()
 def continue_rows(
     weights: Weights, dims: Dims, prompts: list[list[int]], max_tokens: int, drafts: list[list[int]] | None = None,
-    parts: Parts | None = None,
+    view: View = WHOLE,
 ) -> list[list[int]]:  # fmt: skip
     """New token ids of each row, without what ended it."""
     guesses = [list(draft[:max_tokens]) for draft in drafts] if drafts is not None else [[] for _ in prompts]
@@ -44,7 +45,7 @@ def continue_rows(
     while live:
         for chunk in chunks([len(prompts[i]) + len(guesses[i]) for i in live], weights["embed"].device.type):
             rows = [live[place] for place in chunk]
-            after = argmax_behind(weights, dims, [(prompts[i], guesses[i]) for i in rows], parts)
+            after = argmax_behind(weights, dims, [(prompts[i], guesses[i]) for i in rows], view)
             for i, found in zip(rows, after, strict=True):
                 agreed = next((n for n, token in enumerate(guesses[i]) if found[n] != token), len(guesses[i]))
                 known = found[: agreed + 1]
@@ -67,11 +68,9 @@ def chunks(lengths: list[int], device: str) -> list[range]:
     return found
 
 
-def argmax_behind(
-    weights: Weights, dims: Dims, rows: list[tuple[list[int], list[int]]], parts: Parts | None
-) -> list[list[int]]:
+def argmax_behind(weights: Weights, dims: Dims, rows: list[tuple[list[int], list[int]]], view: View) -> list[list[int]]:
     """For rows of prompt and guess: the argmax behind the prompt and behind each token of the guess."""
     width = max(len(prompt) + len(guess) for prompt, guess in rows)
     ids = torch.tensor([prompt + guess + [PAD] * (width - len(prompt) - len(guess)) for prompt, guess in rows])
-    best = forward(weights, ids.to(weights["embed"].device), dims, parts=parts).argmax(-1).cpu()
+    best = forward(weights, ids.to(weights["embed"].device), dims, view=view).argmax(-1).cpu()
     return [best[n, len(prompt) - 1 : len(prompt) + len(guess)].tolist() for n, (prompt, guess) in enumerate(rows)]

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from impl.dims import Dims
 from impl.tokenizer import Thinking
-from impl.train.attention import Tables
+from impl.train.attention import View
 from impl.train.decode import greedy
-from impl.train.forward import PLAIN, Parts, Weights
+from impl.train.forward import Weights
 from impl.train.micro import heldout
 from impl.train.micro.heldout import Item
 from impl.train.micro.heldout_problems import marked_problems, problem_set
@@ -107,17 +104,6 @@ def json_items(thinking: Thinking, new: bool) -> Callable[[], list[Item]]:
     return of(heldout.drawn_items, 300, f"JSON {thinking} {new}", lambda rng: heldout.json_item(rng, thinking, new))
 
 
-def without(kind: str) -> Parts:
-    """The forward's parts with the compressed entries of one kind masked: `C4A`, or `C128A` for the large ratio."""
-
-    def attention(weights: Weights, x: Tensor, at: Tables, ratio: int, *others: Any) -> tuple[Tensor, Tensor | None]:
-        if at.visible is not None and (ratio == 4) == (kind == "C4A"):
-            at = at._replace(visible=torch.zeros_like(at.visible))
-        return PLAIN.attention(weights, x, at, ratio, *others)
-
-    return PLAIN._replace(attention=attention)
-
-
 def scores(
     weights: Weights, dims: Dims, chosen: Iterable[Family], sample: int | None = None
 ) -> dict[str, dict[str, Any]]:
@@ -131,8 +117,8 @@ def scores(
         if sample is not None and len(items) > sample:
             items = items[:: -(-len(items) // sample)]
         drafts = [item.reply for item in items]
-        parts = without(family.hidden) if family.hidden else None
-        texts = greedy(weights, dims, [item.prompt for item in items], family.max_tokens, drafts, parts)
+        prompts = [item.prompt for item in items]
+        texts = greedy(weights, dims, prompts, family.max_tokens, drafts, View(hidden=family.hidden))
         right = sum(item.right(text) for item, text in zip(items, texts, strict=True))
         rows[family.name] = judged(family, score(right, len(items)), rows)
     return rows

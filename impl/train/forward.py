@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from impl.dims import Dims
-from impl.train.attention import attention, rms_norm, tables
+from impl.train.attention import WHOLE, View, attention, rms_norm, tables
 from impl.train.rounding import EXACT, SERVED, Rounding
 from impl.train.sinkhorn import sinkhorn
 
@@ -65,11 +65,13 @@ class Parts(NamedTuple):
 def forward(
     weights: Weights, ids: Tensor, dims: Dims, *, quantize: bool = True, dense: bool = False,
     trace: Trace | None = None, aux: list[Tensor] | None = None, parts: Parts | None = None,
+    view: View = WHOLE,
 ) -> Tensor:  # fmt: skip
     """Logits fp32 `[B, S, V]` of int64 `ids` `[B, S]`.
 
     `dense` shows every visible compressed entry to indexed layers (the indexer's warm-up).
-    `trace`, when given, is filled; `aux` gets the stream means `[B, S, H]` after each of `dims.aux_layers`, in order.
+    `view` is what it sees. `trace`, when given, is filled; `aux` gets the stream means `[B, S, H]` after each of
+    `dims.aux_layers`, in order.
     """
     batch, length = ids.shape
     padded = -(-length // dims.window) * dims.window
@@ -84,7 +86,7 @@ def forward(
     x, post, comb = parts.seam_in(Seam.of(weights, "layers.0.hc_attn", "layers.0.attn_norm"), streams, dims, rounding)
     for layer, ratio in enumerate(dims.compress_ratios):
         at, own = f"layers.{layer}.", of_layer(weights, layer)
-        table = tables(padded, ratio, dims, ids.device)
+        table = tables(padded, ratio, dims, ids.device, view)
         y, kl = parts.attention(own, x.view(batch, padded, -1), table, ratio, dims, rounding, dense, row_weight)
         seam = Seam.of(weights, f"{at}hc_ffn", f"{at}ffn_norm")
         streams, x, post, comb = parts.seam(seam, streams, y.flatten(0, 1), post, comb, dims, rounding)

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from impl.dims import Dims
 from impl.model.weights import random_weights, save_weights
+from impl.train.attention import View
 from impl.train.forward import Parts, compiled, worth_compiling
 from impl.train.graphs import Timed, Work
 from impl.train.losses import Part, batch_loss
+from impl.train.packing import COARSE
 from impl.train.prefetch import Rows, begun, stream
 from impl.train.runs import (
     Call,
@@ -43,16 +45,28 @@ class Settings(Run):
     index_weight: float = 0.3
     dense_until: float = 0.4
     """Share of the run in which indexed layers see every visible entry."""
+    narrow: tuple[tuple[float, int], ...] = ()
+    """Up to each share of the run, the rows that the sliding window shows. What lies a little further back is then
+    found through compressed entries, while these are few: there looking far back begins."""
     row_floor: float | None = None
     """With it the indexer learns from a row by its target's weight, but at least by this."""
     refine: bool = False
-    """Start behind the curriculum: for a run from trained weights."""
+    """Text from behind the curriculum: for a run from trained weights."""
 
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "micro": {"learning_rate": 2e-3, "warmup_steps": 200, "index_weight": 1.0, "dense_until": 0.5, "row_floor": 0.05},
+    "micro": {
+        "learning_rate": 2e-3,
+        "warmup_steps": 200,
+        "index_weight": 1.0,
+        "dense_until": 0.5,
+        "row_floor": 0.05,
+        "narrow": ((0.10, 8), (0.16, 16), (0.22, 32)),
+    },
 }
 """Dims name -> the settings in which its run differs from pico's."""
+REFINED: dict[str, Any] = {"refine": True, "dense_until": 0.0, "narrow": ()}
+"""The settings of a run from trained weights, which sees what the engine shows from its first step on."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +115,17 @@ def learning_rate(step: int, progress: float, settings: Settings) -> float:
     return settings.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
+def reach_at(progress: float, settings: Settings) -> int | None:
+    """Rows that the sliding window shows; None is all of it."""
+    return next((rows for until, rows in settings.narrow if progress < until), None)
+
+
 def differentiate(state: State, dims: Dims, settings: Settings, parts: Parts | None = None) -> Work:
     """Work on one batch, ids and token weights: its gradients are added up, its `Part` returned."""
 
-    def work(ids: Tensor, token_weights: Tensor, *, share: float, dense: bool) -> Part:
+    def work(ids: Tensor, token_weights: Tensor, *, share: float, dense: bool, view: View) -> Part:
         part = batch_loss(state.weights, ids, token_weights, dims, share, settings.index_weight, dense,
-                          settings.row_floor, parts if worth_compiling(ids) else None)  # fmt: skip
+                          settings.row_floor, parts if worth_compiling(ids) else None, view)  # fmt: skip
         part.loss.backward()
         return part._replace(loss=part.loss.detach())
 
@@ -123,8 +142,9 @@ def train_step(state: State, settings: Settings, batches: Mapping[str, Rows], wo
     loads: dict[int, list[Tensor]] = {}
     device = state.weights["embed"].device
     for name, (ids, weights) in batches.items():
+        view = View(reach_at(progress, settings), "C4A" if name == COARSE else "")
         part: Part = work(on_device(ids, device).long(), on_device(weights, device), share=1 / len(batches),
-                          dense=progress < settings.dense_until)  # fmt: skip
+                          dense=progress < settings.dense_until, view=view)  # fmt: skip
         answer_loss[name] = part.answer_loss
         losses.append(part.loss)
         index_kl.append(part.index_kl)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from impl.dims import Dims
+from impl.train.attention import WHOLE, View
 from impl.train.forward import Parts, Trace, Weights, forward
 from impl.train.packing import ANSWER
 
@@ -26,7 +27,7 @@ class Part(NamedTuple):
 
 def batch_loss(
     weights: Weights, ids: Tensor, token_weights: Tensor, dims: Dims, share: float, index_weight: float, dense: bool,
-    row_floor: float | None = None, parts: Parts | None = None,
+    row_floor: float | None = None, parts: Parts | None = None, view: View = WHOLE,
 ) -> Part:  # fmt: skip
     """The weighted mean cross-entropy of the batch's targets plus `index_weight` times the index term, times `share`.
 
@@ -36,7 +37,7 @@ def batch_loss(
     """
     targets, target_weights = ids[:, 1:], token_weights[:, 1:]
     trace = Trace([], {}, None if row_floor is None else target_weights.clamp_min(row_floor))
-    logits = forward(weights, ids[:, :-1], dims, dense=dense, trace=trace, parts=parts)
+    logits = forward(weights, ids[:, :-1], dims, dense=dense, trace=trace, parts=parts, view=view)
     nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
     kl = torch.stack(trace.index_kl).mean() if trace.index_kl else torch.zeros((), device=ids.device)
     loss = share * ((nats * target_weights).sum() / target_weights.sum() + index_weight * kl)

@@ -10,7 +10,7 @@ import torch
 
 from impl.dims import SHAPES, Dims
 from impl.model.weights import load_weights
-from impl.train.loop import RECIPES, Report, Settings, load_checkpoint, new_state, train
+from impl.train.loop import RECIPES, REFINED, Report, Settings, load_checkpoint, new_state, train
 from impl.train.options import (
     add_run_options,
     call_of,
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train_target(args: argparse.Namespace) -> tuple[Path, bool]:
     dims = SHAPES[args.dims]
     out = args.out or Path("build") / f"train-{dims.name}"
-    settings = Settings(**RECIPES.get(dims.name, {}) | plan_of(args) | {"refine": args.start_from is not None})
+    settings = Settings(**RECIPES.get(dims.name, {}) | plan_of(args) | (REFINED if args.start_from else {}))
     set_precision(dims, args.device)
     checkpoint = checkpoint_of(out, resume=args.resume)
     if checkpoint:

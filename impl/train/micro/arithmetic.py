@@ -120,6 +120,45 @@ def training_operands(rng: random.Random, large: float = 0.0) -> tuple[str, int,
             return sign, a, b
 
 
+def drill(rng: random.Random) -> Segments:
+    """A dozen short questions in a row, all in completion form or all in chat: most of them answered at once.
+
+    Answers in a chat follow a blank and stand among other turns; they need as many examples as completions do.
+    """
+    text: Segments = []
+    chat = rng.random() < 0.65
+    for _ in range(rng.choice((1, 2, 4, 8, 12))):
+        sign, a, b = drilled(rng)
+        question, result = written(rng, sign, a, b), str(result_of(sign, a, b))
+        if not chat:
+            text += completion_of(question, int(result))
+            continue
+        steps = rng.random()
+        if steps < 0.15:
+            result = f"{scratch(sign, a, b)} #### {result}"
+            question = rng.choice(STEP_QUESTIONS).format(q=question)
+        elif steps < 0.35:
+            question = rng.choice(QUESTIONS).format(q=question)
+        if question in PROBED:
+            continue
+        text += [(f"Q: {question}\nA:", GIVEN), (f" {result}\n", ANSWER)]
+    return text or drill(rng)
+
+
+def drilled(rng: random.Random) -> tuple[str, int, int]:
+    """A question of `operands`, or a step of a larger one: `59*80`, `4720+531`."""
+    while True:
+        kind = rng.random()
+        if kind < 0.7:
+            sign, a, b = operands(rng)
+        elif kind < 0.85:
+            sign, a, b = "*", rng.randint(11, 99), 10 * rng.randint(1, 9)
+        else:
+            sign, a, b = "+", 10 * rng.randint(10, 890), rng.randint(11, 891)
+        if allowed(f"{a}{sign}{b}. {scratch(sign, a, b)}"):
+            return sign, a, b
+
+
 def completions(rng: random.Random) -> Segments:
     """One to eight questions in completion form."""
     text: Segments = []

@@ -11,7 +11,8 @@ import torch
 from impl.dims import MICRO, Dims
 from impl.model.weights import random_weights, save_weights
 from impl.train import evaluate
-from impl.train.evaluate_micro import Family, families, judged, without
+from impl.train.attention import View
+from impl.train.evaluate_micro import Family, families, judged
 from impl.train.forward import forward
 from impl.train.scores import score, table
 
@@ -41,7 +42,7 @@ def test_masking_one_kind_changes_what_lies_behind_its_first_entry(small: Dims) 
     ids = torch.randint(0, 96, (1, 320), generator=torch.Generator().manual_seed(0))
     whole = forward(weights, ids, small)
     for kind, first in (("C4A", 3), ("C128A", 127)):
-        masked = forward(weights, ids, small, parts=without(kind))
+        masked = forward(weights, ids, small, view=View(hidden=kind))
         torch.testing.assert_close(masked[:, :first], whole[:, :first])
         assert not torch.equal(masked[:, first], whole[:, first])
         assert torch.isfinite(masked).all()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from impl.dims import FLASH, PICO, Dims
 from impl.train import forward as fast
-from impl.train.attention import compress, select_entries
+from impl.train.attention import View, compress, select_entries, tables
 from impl.train.rope import inverse_frequencies, rope_table
 from impl.train.rounding import EXACT, Served, e4m3
 from tests.impl.train import plain_model as plain
@@ -144,6 +144,43 @@ def test_state_rounds_its_parts_apart_and_passes_gradients() -> None:
     assert len(out[:, :16].unique()) < len(out[:, 16:].unique())
     out.sum().backward()
     assert (x.grad == 1).all()
+
+
+@pytest.mark.parametrize("reach", [None, 1, 2, 5, 7, 8])
+def test_window_mask_is_the_last_rows_at_every_position(tiny: Dims, reach: int | None) -> None:
+    """Against every pair of positions of four blocks: a block reads its own rows and those of the block before."""
+    window, length = tiny.window, 4 * tiny.window
+    mask = tables(length, 0, tiny, torch.device("cpu"), View(reach)).window
+    assert mask.shape == (4, window, 1, 2 * window)
+    for query in range(length):
+        block, row = divmod(query, window)
+        seen = {(block - 1) * window + column for column in range(2 * window) if mask[block, row, 0, column]}
+        assert seen == {key for key in range(length) if 0 <= query - key < (reach or window)}
+
+
+@pytest.mark.parametrize("hidden", ["", "C4A", "C128A"])
+@pytest.mark.parametrize("reach", [1, 3, 8])
+def test_what_a_view_hides_reaches_no_logit(tiny: Dims, tiny_weights: Weights, reach: int, hidden: str) -> None:
+    """Behind the first entries; the plain model has the same window once its dims say so."""
+    ids = random_ids(24)
+    seen = View(reach, hidden)
+    got = fast.forward(tiny_weights, torch.tensor([ids]), tiny, quantize=False, view=seen)[0]
+    first = {"": 24, "C4A": 3, "C128A": 7}[hidden]
+    wanted = plain.logits(as_numpy(tiny_weights), ids, dataclasses.replace(tiny, window=reach))
+    np.testing.assert_allclose(got[:first].double().numpy(), wanted[:first], atol=2e-4)
+    if hidden:
+        assert np.abs(got[first].double().numpy() - wanted[first]).max() > 1e-3
+
+
+def test_nothing_in_sight_makes_no_nan(tiny: Dims, tiny_weights: Weights) -> None:
+    """Rows that see no entry at all, in values and in gradients."""
+    weights = {k: v.clone().requires_grad_(v.is_floating_point()) for k, v in tiny_weights.items()}
+    trace = fast.Trace([], {})
+    ids = torch.tensor([random_ids(40)])
+    logits = fast.forward(weights, ids, tiny, trace=trace, view=View(1, "C4A"))
+    (logits.square().mean() + torch.stack(trace.index_kl).sum()).backward()
+    assert torch.stack(trace.index_kl).isfinite().all()
+    assert all(t.grad.isfinite().all() for t in weights.values() if t.grad is not None)
 
 
 def test_dense_warm_up_shows_more(tiny: Dims, tiny_weights: Weights) -> None:

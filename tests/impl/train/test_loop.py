@@ -16,6 +16,7 @@ from impl.model.weights import load_weights, save_weights
 from impl.train import loop, runs
 from impl.train.__main__ import main
 from impl.train.loop import Settings
+from impl.train.packing import COARSE
 from impl.train.prefetch import step_rows
 from impl.train.runs import Call, Means
 
@@ -42,6 +43,27 @@ def test_resumed_equals_uninterrupted(tiny: Dims, tmp_path: Path) -> None:
     assert not torch.equal(whole["layers.1.indexer.wq_b"], start["layers.1.indexer.wq_b"])
     assert not torch.equal(whole["layers.1.moe.bias"], start["layers.1.moe.bias"])
     assert torch.equal(whole["layers.0.moe.tid2eid"], start["layers.0.moe.tid2eid"])
+
+
+def test_resumed_across_a_change_of_reach(tiny: Dims, tmp_path: Path) -> None:
+    settings = Settings(steps=2, seed=5, warmup_steps=2, narrow=((0.25, 1), (0.5, 3)))
+    assert [loop.reach_at(progress, settings) for progress in (0.0, 0.25, 0.5)] == [1, 3, None]
+    whole = run(tiny, settings, tmp_path / "whole")
+    parted = run(tiny, settings, tmp_path / "parted", stop_at=1)
+    assert all(torch.equal(tensor, parted[name]) for name, tensor in whole.items())
+    wide = run(tiny, dataclasses.replace(settings, narrow=()), tmp_path / "wide")
+    assert not torch.equal(wide["lm_head"], whole["lm_head"])
+
+
+def test_a_coarse_batch_teaches_no_c4a_entry(tiny: Dims) -> None:
+    settings = Settings(steps=4)
+    for name in ("near", COARSE):
+        state = loop.new_state(tiny, settings, "cpu")
+        work = runs.timed(state, Means(), lambda use, state=state: loop.differentiate(state, tiny, settings))
+        rows = next(iter(step_rows("tiny", 0, 0, 0.9, 1).values()))
+        loop.train_step(state, settings, {name: rows}, work)
+        moments = state.optimizer.state[state.weights["layers.1.compressor.wkv_gate"]]["exp_avg"]
+        assert (moments == 0).all() == (name == COARSE)
 
 
 def test_loss_falls(tiny: Dims, tmp_path: Path) -> None:

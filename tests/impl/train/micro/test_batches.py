@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from impl.dims import MICRO
 from impl.tokenizer import BOS, EOS, NEWLINE, PAD, decode
-from impl.train.micro.batches import RECALL_ONLY, batches
+from impl.train.micro.batches import RECALL_ONLY, SETTLED, batches
 from impl.train.micro.reserved import operations, reserved
-from impl.train.packing import ANSWER
+from impl.train.packing import ANSWER, COARSE
 
 STEPS = st.integers(0, 10**6)
 
@@ -34,12 +35,16 @@ def test_shapes(step: int, progress: float, scale: int) -> None:
     if progress < RECALL_ONLY:
         assert lengths == {"copying": {256}, "recall": {256} if rows["recall"] == 8 * scale else {512}}
     else:
-        far = lengths.pop("far").pop()
-        assert far in (1024, 2304, 4608)
-        assert progress >= {1024: 0, 2304: 0.4, 4608: 0.55}[far]
-        assert list(work) == ["numbers", "forms", "near", "far"]
-        assert all(found == {1024} for found in lengths.values())
-        assert list(rows.values()) == [2 * scale] * 3 + [max(1, 2048 // far) * scale]
+        assert list(work)[:3] == ["drills", "numbers", "forms"]
+        assert list(work)[3:] == ["near", "far"] if progress < SETTLED else len(work) == 4
+        assert set(list(work)[3:]) <= {"near", "far", COARSE}
+        for name, found in lengths.items():
+            (length,) = found
+            if name == "far":
+                assert progress >= {1024: 0, 2304: 0.4, 4608: 0.55}[length]
+            else:
+                assert length == (256 if name == "drills" else 1024)
+            assert rows[name] == (8 if length == 256 else max(1, 2048 // length)) * scale
     assert max(itertools.chain.from_iterable(lengths.values())) < MICRO.max_model_len
 
 
@@ -63,16 +68,33 @@ def test_rows_are_nearly_full() -> None:
 
 
 def test_long_rows_come_and_are_rare() -> None:
-    lengths = [len(batches(1, step, 0.8)["far"].ids[0]) for step in range(60)]
+    steps = [batches(1, step, 0.8) for step in range(60)]
+    lengths = [len(work["far"].ids[0]) for work in steps if "far" in work]
     assert {1024, 2304, 4608} == set(lengths)
-    assert lengths.count(1024) > 25
+    assert lengths.count(1024) > len(lengths) / 3
+    assert len(lengths) < 40
+
+
+def test_late_steps_hold_recall_without_c4a_one_line_to_a_large_entry() -> None:
+    found = [work[COARSE] for work in (batches(2, step, 0.9) for step in range(20)) if COARSE in work]
+    assert 1 <= len(found) <= 10
+    lines = [len(re.findall("^[a-z]{2}=[0-9]{2}$", decode(row), re.M)) for batch in found for row in batch.ids]
+    assert sum(lines) / len(lines) < 2 * 1024 / 128
+
+
+def test_drills_are_dense_and_mostly_answered_at_once() -> None:
+    rows = [decode(row) for step in range(8) for row in batches(4, step, 0.6)["drills"].ids]
+    chat = [answer for row in rows for answer in re.findall("A: (.*)\n", row)]
+    assert len(chat) > 3 * len(rows)
+    assert sum(answer.isdigit() for answer in chat) > 0.75 * len(chat)
+    assert sum(len(re.findall("^[0-9 +*x?-]+= ?[0-9]+$", row, re.M)) for row in rows) > 2 * len(rows)
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), step=STEPS, progress=st.floats(RECALL_ONLY, 1))
 def test_no_held_out_pair_is_ever_computed(seed: int, step: int, progress: float) -> None:
     work = batches(seed, step, progress)
-    for row in (*work["numbers"].ids, *work["forms"].ids):
+    for row in (*work["drills"].ids, *work["numbers"].ids, *work["forms"].ids):
         assert not [op for op in operations(decode(row)) if reserved(*op)]
 
 
