@@ -57,16 +57,20 @@ class KilledRun:
 
 def kill_at_random(number: int, work: Path, seed: int, tell: Callable[[KilledRun], None] | None = None,
                    ) -> list[KilledRun]:  # fmt: skip
-    """At least `number` kills that hit something, a few a run; every run goes on until it has its verdict."""
+    """`number` kills that hit something, a few a run; every run goes on until it has its verdict."""
     rng = random.Random(seed)
     work.mkdir(parents=True, exist_ok=True)
     (work / "kills.toml").write_text(SUITE, encoding="utf-8")
     runs: list[KilledRun] = []
-    while (left := number - sum(kill.hit > 0 for run in runs for kill in run.kills)) > 0:
+    while (left := number - sum(map(_hits, runs))) > 0:
         runs.append(_killed_run(work / f"run{len(runs) + 1:02d}", min(left, KILLS_A_RUN), rng))
         if tell:
             tell(runs[-1])
     return runs
+
+
+def _hits(run: KilledRun) -> int:
+    return sum(kill.hit > 0 for kill in run.kills)
 
 
 def _killed_run(place: Path, number: int, rng: random.Random) -> KilledRun:
@@ -81,7 +85,7 @@ def _killed_run(place: Path, number: int, rng: random.Random) -> KilledRun:
             again = ["--resume", str(begun[0].parent)] if begun else _asked(place)
             before = whole_lines(place)
             scene.process = start(["ab", *again])
-            if sum(kill.hit > 0 for kill in run.kills) < number and run.starts <= 3 * number:
+            while scene.running.poll() is None and _hits(run) < number and run.starts <= 3 * number:
                 run.kills.append(_kill(scene, rng))
             told = output(scene.process)
             if not whole_lines(place).startswith(before):
