@@ -21,7 +21,7 @@ def report(result: str, out: Path | None, formats: str) -> int:
     """Write a stored experiment as Markdown and as one HTML file.
 
     \b
-    dsbench report results/h200/vllm-kv -o /tmp/report
+    dsbench report results/h200/vllm-kv -o pages
 
     report.md has the tables of a pull request; report.html is one file that fetches nothing and runs no script, with
     plots, the answers that differ side by side, conditions, and the command that runs the experiment again. The
