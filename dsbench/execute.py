@@ -58,6 +58,8 @@ from dsbench.store import BOOTS, RecordWriter, load_records
 REFUSED = "ended with code 2"
 """An engine's answer to flags that cannot work; the first boot's ends the experiment before it begins."""
 
+GONE_S = 1.0
+
 PROBES: dict[str, Probe] = {
     "kv": kv.run,
     "smoke": smoke.run,
@@ -264,13 +266,23 @@ async def _measure(
             writer.write(records.Check(**of_boot, probe=name, status=status, reason=failure, seconds=seconds))
             left.remove(name)
             if client:
-                if not running.alive():
+                if await _ended(running, bool(failure)):
                     return f"the engine ended during the {name} probe{running.last_words()}"
                 await _record_counters(client, running, of_boot, name, writer)
     finally:
         if client:
             await client.__aexit__()
     return ""
+
+
+async def _ended(running: Running, suspicious: bool) -> bool:
+    """Whether the engine is gone; after a failure it gets a moment, for connections end before their process does."""
+    deadline = time.monotonic() + (GONE_S if suspicious else 0.0)
+    while running.alive():
+        if time.monotonic() >= deadline:
+            return False
+        await asyncio.sleep(0.02)
+    return True
 
 
 def _observation(reading: Reading, planned: PlannedBoot, of_boot: dict[str, Any]) -> records.Observation:
