@@ -16,6 +16,10 @@ from dsbench.engines.chat import ChatReply, Thinking, read_reply, thinking_field
 from dsbench.engines.secrets import authorization
 from dsbench.parse.prometheus import Page, read_page
 
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=1.0)
+"""As many streams as are asked for. Servers drop a connection that was idle for 5 s, and a request that meets that
+moment is lost: none is sent on one that was idle for long."""
+
 
 class BadAnswer(Exception):
     """The server refused a request, or answered something that is not the protocol."""
@@ -98,8 +102,10 @@ class Client:
 
     def __init__(self, url: str, model: str, timeout_s: float) -> None:
         self.model = model
-        # Loopback must not go through a proxy of the environment; no keep-alive limit below the streams in use.
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_s, trust_env=False, headers=authorization())
+        # Loopback must not go through a proxy of the environment.
+        self._http = httpx.AsyncClient(
+            base_url=url, timeout=timeout_s, trust_env=False, headers=authorization(), limits=LIMITS
+        )
 
     async def __aenter__(self) -> Client:
         return self

@@ -1,6 +1,10 @@
 import asyncio
 import json
 import math
+import socket
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -139,3 +143,48 @@ def test_a_stream_may_be_sampled_from_a_text():
 
     asyncio.run(client_of(answer).stream("abc", 3, temperature=1.0, seed=5))
     assert (seen["prompt"], seen["temperature"], seen["seed"], seen["ignore_eos"]) == ("abc", 1.0, 5, True)
+
+
+def test_a_connection_that_the_server_may_be_dropping_is_not_used_again():
+    """uvicorn, and so vLLM, drops one that was idle for 5 s."""
+    closes = threading.Event()
+
+    async def ask_twice(port):
+        async with Client(f"http://127.0.0.1:{port}", "m", 5) as client:
+            await client.tell("/first")
+            await asyncio.sleep(1.2)
+            closes.set()
+            await client.tell("/second")
+
+    with dropping_server(closes) as port:
+        asyncio.run(ask_twice(port))
+
+
+@contextmanager
+def dropping_server(closes):
+    """Answers, keeps the connection, and once `closes` is set drops a request that comes on an old one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        answered = 0
+
+        def do_POST(self):
+            if self.answered and closes.is_set():
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            self.answered += 1
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
