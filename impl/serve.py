@@ -38,6 +38,8 @@ GRACE_S = 3
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
+
+
 MOST_THREADS = 256
 
 
