@@ -14,6 +14,7 @@ from typing import Any
 
 from dsbench.checks.text import incoherence
 from dsbench.errors import InputError
+from dsbench.score.jsonl import lines_of
 
 SOURCE_SENTINELS = ("alpha-cobalt-17", "beta-quartz-29", "gamma-onyx-43")
 """Needles of the source document's own probe, for result files that do not name theirs."""
@@ -77,16 +78,7 @@ def _score_row(row: dict[str, Any], sentinels: Sequence[str]) -> dict[str, Any]:
 
 def load_rows(file: Path) -> list[dict[str, Any]]:
     """Rows of a JSONL file. InputError names the line and what is wrong with it."""
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file} is not UTF-8 text") from None
-    rows = [_row(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
-    if not rows:
-        raise InputError(f"{file} is empty, so nothing was scored")
-    return rows
+    return [_row(line, where) for line, where in lines_of(file)]
 
 
 def _row(line: str, where: str) -> dict[str, Any]:

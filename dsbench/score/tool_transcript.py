@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from dsbench.errors import InputError
+from dsbench.score.jsonl import lines_of
 from dsbench.tool_scenarios import battery
 
 
@@ -69,16 +70,7 @@ class Transcript(_Part):
 
 def load_transcripts(file: Path) -> list[Transcript]:
     """Transcripts of a JSONL file, one a line. InputError names the line and what is wrong with it."""
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{file} is not UTF-8 text") from None
-    rows = [_transcript(line, f"{file}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
-    if not rows:
-        raise InputError(f"{file} is empty, so nothing was scored")
-    return rows
+    return [_transcript(line, where) for line, where in lines_of(file)]
 
 
 def _transcript(line: str, where: str) -> Transcript:
