@@ -214,7 +214,10 @@ def run(
                 curve.flush()
                 on_report(report)
                 if not math.isfinite(report.loss):
-                    raise ValueError(f"the loss became {report.loss} at step {report.step}: lower --learning-rate")
+                    raise ValueError(
+                        f"the loss became {report.loss} at step {report.step}: lower --learning-rate; if compiled, "
+                        "try --no-compile (python -m impl.train.speed --check compares them)"
+                    )
     save_checkpoint(out / "checkpoint.pt", state, dims, settings, compact=call.compact)
     return progress_of(state, settings) >= 1.0
 

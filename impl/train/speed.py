@@ -1,6 +1,7 @@
 """How fast training would run here, by each means: `python -m impl.train.speed --dims micro --device cuda`.
 
 Every means starts from the same weights and text; its first loss and gradient norm are printed, and must agree.
+`--check` compares their losses over more steps instead, and ends in 1 when they disagree.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from impl.dims import SHAPES, Dims
 from impl.train import draft_loop, loop
+from impl.train.agreement import checked
 from impl.train.draft_loop import DraftSettings, new_draft_state
 from impl.train.forward import compiled
 from impl.train.graphs import Timed
@@ -140,6 +142,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=int, default=1, help="multiplies the rows of every step")
     parser.add_argument("--seconds", type=float, default=6.0, help="timed, for each means (default 6)")
     parser.add_argument("--means", default="graphs,compiled", help=f"of {', '.join(MEANS)} (default graphs,compiled)")
+    parser.add_argument("--check", action="store_true", help="compare losses step by step, at each reach")
     parser.add_argument("--draft", action="store_true", help="train a draft instead of a target")
     parser.add_argument("--workers", type=int, default=0, help="also time this many processes that make text")
     parser.add_argument("--threads", type=int, default=1)
@@ -160,6 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     dims = SHAPES[args.dims]
     set_precision(dims, args.device)
+    if args.check:
+        return checked(dims, args.scale, args.device, {name: MEANS[name] for name in names})
     if args.workers:
         text_rate(dims.name, args.scale, args.workers, 3.0)
     stages = {"all": 1.0} if args.draft else STAGES

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +21,7 @@ from impl.train import loop, runs
 from impl.train.__main__ import main
 from impl.train.loop import Settings
 from impl.train.packing import COARSE
-from impl.train.prefetch import step_rows
+from impl.train.prefetch import Rows, step_rows
 from impl.train.runs import Call, Means
 
 
@@ -45,7 +49,18 @@ def test_resumed_equals_uninterrupted(tiny: Dims, tmp_path: Path) -> None:
     assert torch.equal(whole["layers.0.moe.tid2eid"], start["layers.0.moe.tid2eid"])
 
 
-def test_resumed_across_a_change_of_reach(tiny: Dims, tmp_path: Path) -> None:
+def rows(step: int) -> Rows:
+    """Two short rows of a step."""
+    ids = np.random.default_rng(step).integers(0, 100, (2, 49)).astype(np.int16)
+    return ids, np.ones(ids.shape, np.float32)
+
+
+def test_resumed_across_a_change_of_reach(tiny: Dims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(name: str, seed: int, first_step: int, *others: Any) -> Generator[dict[str, Rows], None, None]:
+        for step in itertools.count(first_step):
+            yield {"text": rows(step)}
+
+    monkeypatch.setattr(loop, "stream", short)
     settings = Settings(steps=2, seed=5, warmup_steps=2, narrow=((0.25, 1), (0.5, 3)))
     assert [loop.reach_at(progress, settings) for progress in (0.0, 0.25, 0.5)] == [1, 3, None]
     whole = run(tiny, settings, tmp_path / "whole")
@@ -60,8 +75,7 @@ def test_a_coarse_batch_teaches_no_c4a_entry(tiny: Dims) -> None:
     for name in ("near", COARSE):
         state = loop.new_state(tiny, settings, "cpu")
         work = runs.timed(state, Means(), lambda use, state=state: loop.differentiate(state, tiny, settings))
-        rows = next(iter(step_rows("tiny", 0, 0, 0.9, 1).values()))
-        loop.train_step(state, settings, {name: rows}, work)
+        loop.train_step(state, settings, {name: rows(0)}, work)
         moments = state.optimizer.state[state.weights["layers.1.compressor.wkv_gate"]]["exp_avg"]
         assert (moments == 0).all() == (name == COARSE)
 
