@@ -78,7 +78,7 @@ def _model(path: Path) -> dict[str, Any]:
 
 
 def _print(plan: Plan, beside: Beside) -> None:
-    from dsbench.cli.table import mib, print_table
+    from dsbench.cli.table import mib, print_note, print_table
 
     click.echo(f"{plan.id}\n")
     arms = [arm.name for arm in plan.arms]
@@ -115,7 +115,7 @@ def _print(plan: Plan, beside: Beside) -> None:
         )
     _print_conditions(beside)
     if beside.not_measured:
-        click.echo(f"published and not measured here: {', '.join(beside.not_measured)}")
+        print_note(f"published and not measured here: {', '.join(beside.not_measured)}", 2)
 
 
 def _print_conditions(beside: Beside) -> None:

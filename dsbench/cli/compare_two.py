@@ -46,7 +46,7 @@ def _json(found: TwoResults) -> dict[str, Any]:
 
 
 def _print(results: Sequence[Result], found: TwoResults) -> None:
-    from dsbench.cli.table import print_table
+    from dsbench.cli.table import print_note, print_table
 
     for letter, result in zip("AB", results, strict=True):
         plan = result.plan
@@ -76,11 +76,11 @@ def _print(results: Sequence[Result], found: TwoResults) -> None:
     for pair in found.pairs:
         _print_pair(pair.first, pair.second, pair.apart, pair.rows, notes)
         for metric, why in pair.left_out.items():
-            click.echo(f"  {metric}: not compared, {why}")
+            print_note(f"  {metric}: not compared, {why}", 2)
     for note, mark in notes.items():
-        click.echo(f"  [{mark}] {note}")
+        print_note(f"  [{mark}] {note}", 2)
     if found.unpaired:
-        click.echo(f"in one of them only: {'; '.join(found.unpaired)}")
+        print_note(f"in one of them only: {'; '.join(found.unpaired)}", 2)
 
 
 def _print_pair(first: str, second: str, apart: Sequence[str], rows: Sequence[Verdict], notes: dict[str, int]) -> None:

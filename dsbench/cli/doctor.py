@@ -24,15 +24,15 @@ def doctor(out: Path, as_json: bool) -> int:
     what to do about it. Nothing is written. Exit code 1 if anything fails.
     """
     from dsbench import doctor as checks
-    from dsbench.cli.table import print_json
+    from dsbench.cli.table import print_json, print_note
 
     findings = []
     for finding in checks.examine(out):
         findings.append(finding)
         if not as_json:
-            click.echo(f"{finding.status:<7} {finding.check:<15} {finding.found}")
+            print_note(f"{finding.status:<7} {finding.check:<15} {finding.found}", 24)
             if finding.mend:
-                click.echo(f"{'':<23} -> {finding.mend}")
+                print_note(f"{'':<23} -> {finding.mend}", 4)
     failed = [finding.check for finding in findings if finding.status == "fail"]
     if as_json:
         print_json({"ready": not failed, "findings": [dataclasses.asdict(finding) for finding in findings]})

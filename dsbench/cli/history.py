@@ -54,7 +54,7 @@ def history(metric: str, arm: str | None, like: str | None, out: Path, as_json: 
 
 
 def _print(found: History) -> None:
-    from dsbench.cli.table import print_table
+    from dsbench.cli.table import print_note, print_table
     from dsbench.report.table import number
 
     places = {change.place for change in found.change_points}
@@ -78,16 +78,16 @@ def _print(found: History) -> None:
     )
     for change in found.change_points:
         relative = "" if change.relative is None else f" ({change.relative:+.2%})".replace("%", " %")
-        click.echo(
+        print_note(
             f"change point at {change.id}: {number(change.before)} -> {number(change.after)} {found.unit}{relative}; "
             f"{_with(change.changed)}"
         )
     if not found.change_points:
         click.echo("no change point")
     for note in found.notes:
-        click.echo(f"  note: {note}")
+        print_note(f"  note: {note}", 2)
     for reason, ids in _by_reason(found.left_out).items():
-        click.echo(f"  left out: {', '.join(ids)}: {reason}")
+        print_note(f"  left out: {', '.join(ids)}: {reason}", 2)
 
 
 def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:

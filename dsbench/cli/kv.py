@@ -78,7 +78,7 @@ def kv(
 
 
 def _print_capacity(geometry: KvGeometry, capacity: Capacity, has_bytes: bool, as_json: bool) -> None:
-    from dsbench.cli.table import cell_text, print_json, print_table
+    from dsbench.cli.table import cell_text, print_json, print_note, print_table
 
     if as_json:
         print_json(_to_json(geometry, capacity, has_bytes))
@@ -124,7 +124,7 @@ def _print_capacity(geometry: KvGeometry, capacity: Capacity, has_bytes: bool, a
             ("max concurrency", f"{capacity.max_concurrency:.2f}x"),
         ]
     for name, value in facts:
-        click.echo(f"{name:<28} {value}")
+        print_note(f"{name:<28} {value}", 29)
 
 
 def _to_json(geometry: KvGeometry, capacity: Capacity, has_bytes: bool) -> dict[str, Any]:

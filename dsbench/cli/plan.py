@@ -40,7 +40,7 @@ def plan(
     could be seen come from the floors that `dsbench aa` stored.
     """
     from dsbench.budget import Bought, blocks_within, bought, duration, measured_time, stored_time
-    from dsbench.cli.table import print_json, print_table
+    from dsbench.cli.table import print_json, print_note, print_table
     from dsbench.fingerprint import fingerprint
     from dsbench.floors import snapshot
     from dsbench.report.table import declared_lines
@@ -68,11 +68,11 @@ def plan(
         )
         return 0
     for line in (*declared_lines(made), *(f"note: {note}" for note in made.notes)):
-        click.echo(line)
+        print_note(line, 2)
     if time:
-        click.echo(f"boot time: {time.seconds:.1f} s, median of {time.boots} ({time.source})")
+        print_note(f"boot time: {time.seconds:.1f} s, median of {time.boots} ({time.source})")
     else:
-        click.echo("boot time: no stored result of this machine, build and suite has one; --measure times one boot")
+        print_note("boot time: no stored result of this machine, build and suite has one; --measure times one boot")
 
     def cells(row: Bought) -> list[object]:
         cost = "unknown" if row.seconds is None else _clock(row.seconds)
@@ -84,7 +84,7 @@ def plan(
     if within is not None and within < made.blocks:
         click.echo(f"the budget of {budget} holds {within} blocks, not the {made.blocks} planned")
     if not rows[0].visible and any(m.kind == "sample" for m in made.metrics):
-        click.echo("what could be seen is unknown without floors; exact metrics show any change from 2 blocks on")
+        print_note("what could be seen is unknown without floors; exact metrics show any change from 2 blocks on")
     return 0
 
 

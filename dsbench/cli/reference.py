@@ -14,8 +14,9 @@ HEAD = """\
 
 <!-- made by `python -m dsbench.cli.reference > docs/cli.md`; a test holds it current -->
 
-`dsbench COMMAND -h` prints the same. Results go to standard output; errors, notices and progress to standard error.
-Exit codes: 0 improved or equivalent, 1 regressed, 2 usage, 3 inconclusive, 4 void; a command that has others says so.
+`dsbench COMMAND -h` (or `--help`) prints the same. Results go to standard output; errors, notices and progress to
+standard error. Exit codes: 0 improved or equivalent, 1 regressed, 2 usage, 3 inconclusive, 4 void; a command that has
+others says so.
 """
 
 TAIL = """\
@@ -57,8 +58,9 @@ def _section(command: click.Command, context: click.Context) -> Iterator[str]:
     yield f"## {context.command_path}\n"
     yield f"    {context.command_path} {pieces}\n"
     yield from _paragraphs(inspect.cleandoc(command.help or ""))
-    options = [record for parameter in command.get_params(context) if (record := _record(parameter, context))]
-    yield from ["| option | what it says |", "|---|---|", *options, ""]
+    options = [record for parameter in command.params if (record := _record(parameter, context))]
+    if options:
+        yield from ["| option | what it says |", "|---|---|", *options, ""]
 
 
 def _paragraphs(text: str) -> Iterator[str]:

@@ -142,9 +142,10 @@ def _list(chosen: Sequence[Suite], times: dict[str, list[RunTime]]) -> None:
 
 
 def _describe(suite: Suite, times: Sequence[RunTime]) -> None:
-    from dsbench.cli.table import print_table
+    from dsbench.cli.table import print_note, print_table
 
-    click.echo(f"{suite.name}: {suite.summary}\n")
+    print_note(f"{suite.name}: {suite.summary}", 2)
+    click.echo()
     stop = ", each stopped after the memory profile" if suite.until == "profile" else ""
     facts = {
         "boots": f"{boots(suite)} with one candidate: {suite.warmup_boots} to warm up and {suite.blocks} blocks{stop}",
@@ -159,11 +160,11 @@ def _describe(suite: Suite, times: Sequence[RunTime]) -> None:
             "not stated": "; ".join(suite.build.unknown) or "nothing",
         }
     for key, value in facts.items():
-        click.echo(f"{key:<11} {value}")
+        print_note(f"{key:<11} {value}", 12)
     for time in times:
-        click.echo(f"{'run time':<11} {_clock(time)} ({time.place}; {time.source}){_without(time)}")
+        print_note(f"{'run time':<11} {_clock(time)} ({time.place}; {time.source}){_without(time)}", 12)
     if not times:
-        click.echo(f"{'run time':<11} not measured yet: dsbench plan --suite {suite.name} --measure times one boot")
+        print_note(f"{'run time':<11} not measured yet: dsbench plan --suite {suite.name} --measure times one boot", 12)
     click.echo()
     shows = resolves(suite)
     rows = []

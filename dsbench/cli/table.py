@@ -54,10 +54,9 @@ def _print_paragraphs(out: Console, names: Sequence[str], rows: Sequence[Sequenc
             out.print(Text(line), soft_wrap=True)
 
 
-def print_note(text: str) -> None:
-    """A line below a table, wrapped at blanks where it is too long."""
-    out = console()
-    for line in wrapped(text, out.width, ""):
+def print_note(text: str, indent: int = 0) -> None:
+    """A line beside a table, wrapped at blanks where it is too long; what follows stands `indent` deeper."""
+    for line in wrapped(text, console().width, " " * indent):
         click.echo(line)
 
 

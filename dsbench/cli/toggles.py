@@ -66,7 +66,10 @@ def _list(chosen: list[Toggle], dims: Dims) -> None:
 
 
 def _describe(toggle: Toggle, dims: Dims) -> None:
-    click.echo(f"{toggle.name}: {toggle.summary}\n")
+    from dsbench.cli.table import print_note
+
+    print_note(f"{toggle.name}: {toggle.summary}", 2)
+    click.echo()
     facts = {
         "kind": f"{toggle.kind}, {'on' if toggle.default_on else 'off'} unless named",
         "saves": f"{_saving(toggle, dims)} at {dims.name}, T = {dims.max_num_batched_tokens:,}",
@@ -81,7 +84,7 @@ def _describe(toggle: Toggle, dims: Dims) -> None:
         "reference": toggle.reference,
     }
     for key, value in facts.items():
-        click.echo(f"{key:<10} {value}")
+        print_note(f"{key:<10} {value}", 11)
 
 
 def _expected(toggle: Toggle, dims: Dims) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-PIPE_WIDTH = 1000
+PIPE_WIDTH = 10_000
 """Columns when the output is no terminal and nothing says how wide it is: no line is wrapped."""
 GAP = 3
 """Blanks between two columns."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import click
-
 from dsbench.gate import Check, Outcome
 from dsbench.report.table import difference, how
 
@@ -14,7 +12,7 @@ MARKS = {"passed": "pass", "failed": "FAIL", "rerun": "RERUN", "missing": "MISSI
 
 
 def print_outcome(outcome: Outcome) -> None:
-    from dsbench.cli.table import print_table
+    from dsbench.cli.table import print_note, print_table
 
     if outcome.checks:
         print_table(
@@ -27,8 +25,8 @@ def print_outcome(outcome: Outcome) -> None:
         )
     for check in outcome.checks:
         if check.mend:
-            click.echo(f"  {check.arm} {place(check)}: {check.mend}")
-    click.echo(outcome.sentence)
+            print_note(f"  {check.arm} {place(check)}: {check.mend}", 2)
+    print_note(outcome.sentence, 2)
 
 
 def place(check: Check) -> str:
