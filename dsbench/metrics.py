@@ -136,9 +136,7 @@ _METRICS = (
     _item("gsm8k.truncated", "word problems whose reply was cut off by the limit of tokens", 0.01, "down"),
     _item("gsm8k.strict", "word problems that lm-eval's strict-match would count as right", 0.01),
     _item("gsm8k.flexible", "word problems that lm-eval's flexible-extract would count as right", 0.01),
-    _item(
-        "instruction.correct", "sentences whose facts came back as JSON, with nothing around it", 0.02
-    ),
+    _item("instruction.correct", "sentences whose facts came back as JSON, with nothing around it", 0.02),
     _tests("kernels", "kernel tests that pass, paired by test id"),
     _tests("unit", "unit tests that pass, paired by test id"),
     _item("identity.tokens", "greedy token ids of fixed prompts, equal to the baseline's"),
