@@ -1,5 +1,6 @@
 """Real runs that go wrong, a few of those of `dsbench selftest --faults` and `--kills`, and detectors taken away."""
 
+import dataclasses
 import json
 import re
 
@@ -39,9 +40,8 @@ def test_a_fault_that_is_met_and_the_table_that_says_so(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "without"), [("byte-changed", "checksum"), ("dies-mid-decode", "void")])
-def test_without_its_detector_a_fault_is_missed(tmp_path, name, without):
-    code, told = command("--faults", "--only", name, "--out", str(tmp_path), "--without", without)
+def test_without_its_detector_a_fault_is_missed(tmp_path):
+    code, told = command("--faults", "--only", "status-500", "--out", str(tmp_path), "--without", "void")
     assert code == 1
     assert "1 missed" in told
 
@@ -49,7 +49,7 @@ def test_without_its_detector_a_fault_is_missed(tmp_path, name, without):
 @pytest.mark.slow
 def test_without_the_group_grandchildren_are_found(tmp_path):
     (mishap,) = [mishap for mishap in MISHAPS if mishap.name == "grandchildren"]
-    (row,) = drill([mishap], tmp_path, "group")
+    (row,) = drill([dataclasses.replace(mishap, blocks=1)], tmp_path, "group")
     assert row.outcome == "missed"
     assert "orphans" in row.given
 
