@@ -53,7 +53,7 @@ from dsbench.probes import (
 from dsbench.probes.boot import Boot, Probe, ProbeFailed, Reading
 from dsbench.progress import progress_bar
 from dsbench.records import BootEnded, BootStarted, Plan, PlannedBoot
-from dsbench.store import BOOTS, RecordWriter, load_records
+from dsbench.store import BOOTS, RecordWriter, check_room, load_records
 
 REFUSED = "ended with code 2"
 """An engine's answer to flags that cannot work; the first boot's ends the experiment before it begins."""
@@ -187,9 +187,16 @@ def _boot(
         record_markers(boot_dir, of_boot, "end", writer)
         if left and not reason:
             asyncio.run(_measure(plan, planned, running, None, told, of_boot, list(left), left, logs, writer))
+        if reason:
+            check_room(boot_dir)
     except (EngineFailed, ProbeFailed) as error:
         reason = str(error)
         logs.record_faults()
+        try:
+            check_room(boot_dir)
+        except ResultsLost:
+            status = "interrupted"
+            raise
     except BaseException as error:
         status, reason = "interrupted", f"{type(error).__name__} {error}".strip()
         raise

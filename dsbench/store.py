@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
 PLAN, RECORDS, VERDICTS, BOOTS = "plan.json", "records.jsonl", "verdicts.json", "boots"
+ROOM = 64 * 1024
 _CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"}\Z')
 """Last member of a record's line: CRC-32 of the line without it."""
 
@@ -136,6 +137,21 @@ def load_verdict(folder: Path) -> ExperimentVerdict | None:
 
 def save_verdict(folder: Path, verdict: ExperimentVerdict) -> None:
     write_text(folder / VERDICTS, verdict.model_dump_json(indent=1) + "\n")
+
+
+def check_room(folder: Path) -> None:
+    """ResultsLost unless a small file can be written: what an engine does on a full disk says nothing of the engine."""
+    probe = folder / ".room"
+    try:
+        with probe.open("wb") as file:
+            file.write(b"\0" * ROOM)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ResultsLost(f"cannot write {folder}: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
 
 
 class RecordWriter:
