@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -149,6 +150,7 @@ def starter(scene: Scene, place: Path, engine: str, harness: str, without: str) 
 
     def begin() -> None:
         end_with_parent(drill_id)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores Ctrl-C, and its children too
         scene.begin()
 
     return start
