@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import sys
@@ -49,8 +50,24 @@ WRITES: Mapping[str, tuple[str, ...]] = {
 """Written parameters that neither a trailing underscore (the first one) nor the name `out` tells; an empty tuple where
 a name tells wrongly."""
 
-REGISTERED: Mapping[str, Callable[[], tuple[Any, ...]]] = {}
-"""Arguments to try each registered operation of this package on, by qualified name. There is none."""
+
+def _scaling() -> tuple[Any, ...]:
+    return torch.randn(9, 4, 4, device="cuda"), 6, 1e-6
+
+
+def _scaling_grad() -> tuple[Any, ...]:
+    logits, iters, eps = _scaling()
+    return logits, *torch.ops.impl_train.scaled_softmax_parts(logits, iters, eps), torch.randn_like(logits), iters, eps
+
+
+REGISTERED: Mapping[str, Callable[[], tuple[Any, ...]]] = {
+    "impl_train::scaled_softmax_parts": _scaling,
+    "impl_train::scaled_softmax_grad": _scaling_grad,
+}
+"""Arguments to try each registered operation of this package on, by qualified name. No operation that is served is one."""
+
+ON_GPU = {name: "impl.train.sinkhorn_triton" for name in REGISTERED}
+"""Operations that only a GPU can run, and the modules that register them."""
 
 _REGISTERS = {"custom_op", "triton_op", "direct_register_custom_op", "Library", "define"}
 OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -152,7 +169,8 @@ def check() -> Outcome:
             trial.serve(runner)
     findings = list(watch.findings())
     registered = list(registrations(sources()))
-    findings += registered_findings(registered, REGISTERED)
+    tried = [registration for registration in registered if registration.name not in ON_GPU or _gpu()]
+    findings += registered_findings(tried, REGISTERED)
     return Outcome(
         tuple(findings),
         {
@@ -160,6 +178,7 @@ def check() -> Outcome:
             "calls compared": sum(watch.calls.values()),
             "operations that write": sum(bool(parameters) for parameters in watch.written.values()),
             "registered operations": len(registered),
+            "of these not tried, for want of a GPU": len(registered) - len(tried),
         },
     )
 
@@ -200,6 +219,8 @@ def registered_findings(
                 )
             )
             continue
+        if registration.name in ON_GPU:
+            importlib.import_module(ON_GPU[registration.name])
         namespace, _, name = registration.name.partition("::")
         op = getattr(getattr(torch.ops, namespace), name).default
         findings += operation_findings(op, make(), registration.where)
@@ -234,6 +255,10 @@ def operation_findings(op: torch._ops.OpOverload, args: tuple[Any, ...], where: 
                 )
             )
     return findings
+
+
+def _gpu() -> bool:
+    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
 
 
 def _modules() -> Iterator[ModuleType]:

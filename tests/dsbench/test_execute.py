@@ -180,7 +180,8 @@ def test_an_engine_that_never_gets_ready(run, served):
 
 
 DRIVER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
 from pathlib import Path
 from dsbench import execute, store
 folder = Path(sys.argv[1])
