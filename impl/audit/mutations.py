@@ -64,7 +64,7 @@ REGISTERED: Mapping[str, Callable[[], tuple[Any, ...]]] = {
     "impl_train::scaled_softmax_parts": _scaling,
     "impl_train::scaled_softmax_grad": _scaling_grad,
 }
-"""Arguments to try each registered operation of this package on, by qualified name. No operation that is served is one."""
+"""Arguments to try each registered operation of this package on, by qualified name. None of them is served."""
 
 ON_GPU = {name: "impl.train.sinkhorn_triton" for name in REGISTERED}
 """Operations that only a GPU can run, and the modules that register them."""
