@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +17,7 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
-class ProbeTable(Table):
+class ProbeTable(Table, ABC):
     """Settings of one probe."""
 
     timed: ClassVar[bool] = False
@@ -30,9 +31,9 @@ class ProbeTable(Table):
     blocks: Count | None = None
     """It runs in this many blocks, the first ones; in all without it. For long probes that need few boots."""
 
+    @abstractmethod
     def metrics(self) -> list[str]:
         """Metric keys it reports when it has run."""
-        raise NotImplementedError
 
     def n_items(self) -> int:
         """Number of items it asks; 0 for a probe without items."""

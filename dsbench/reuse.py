@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dsbench.comparable import VERSIONS, apart
 from dsbench.errors import InputError
 from dsbench.evidence import gather
-from dsbench.floors import build_of
 from dsbench.records import Plan, PlannedBoot, Record, Run, Verdict
 from dsbench.store import RecordWriter, load_plan, load_records, load_verdict
 
@@ -68,16 +68,11 @@ def across_time(plan: Plan, row: Verdict) -> Verdict:
 
 def _differences(plan: Plan, other: Plan) -> list[str]:
     """Why boots of another plan's baseline are not this one's, in words."""
-    if plan.fingerprint is None or other.fingerprint is None:
-        return ["the machine of one of them is not known"]
-    said = [f"another machine ({change})" for change in other.fingerprint.changes(plan.fingerprint)]
-    if build_of(plan, plan.baseline) != build_of(other, other.baseline):
-        said.append("its baseline is another build")
-    if plan.baseline.environment != other.baseline.environment:
-        said.append("its baseline has other toggles on")
-    if plan.seed != other.seed:
-        said.append(f"its seed is {other.seed}, this one's {plan.seed}")
-    if (plan.probes, plan.until) != (other.probes, other.until):
+    said = apart(plan, plan.baseline, other, other.baseline)
+    if plan.fingerprint and other.fingerprint:
+        changes = other.fingerprint.changes(plan.fingerprint)
+        said += [f"other versions ({change})" for change in changes if change.partition(" ")[0] in VERSIONS]
+    if plan.probes != other.probes:
         said.append(f"its probes are not those of suite '{plan.suite}'")
     return said
 

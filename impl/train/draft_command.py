@@ -19,11 +19,10 @@ from impl.train.draft_loop import (
 from impl.train.options import (
     add_run_options,
     call_of,
-    check_run_options,
     checkpoint_of,
+    command,
     means_of,
     plan_of,
-    run,
     set_precision,
     watched,
 )
@@ -43,10 +42,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments()
-    args = parser.parse_args(argv)
-    check_run_options(parser, args)
-    return run(lambda: train_draft_of(args))
+    return command(arguments(), train_draft_of, argv)
 
 
 def train_draft_of(args: argparse.Namespace) -> tuple[Path, bool]:

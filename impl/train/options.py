@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,16 @@ def checkpoint_of(out: Path, *, resume: bool) -> Path | None:
     if not resume and path.exists():
         raise ValueError(f"{out} already holds a run: add --resume, or choose another --out")
     return path if resume else None
+
+
+def command(
+    parser: argparse.ArgumentParser, training: Callable[[argparse.Namespace], tuple[Path, bool]],
+    argv: Sequence[str] | None,
+) -> int:  # fmt: skip
+    """A training command from its arguments to its exit code."""
+    args = parser.parse_args(argv)
+    check_run_options(parser, args)
+    return run(lambda: training(args))
 
 
 def run(training: Callable[[], tuple[Path, bool]]) -> int:

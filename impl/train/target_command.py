@@ -14,11 +14,10 @@ from impl.train.loop import RECIPES, REFINED, Report, Settings, load_checkpoint,
 from impl.train.options import (
     add_run_options,
     call_of,
-    check_run_options,
     checkpoint_of,
+    command,
     means_of,
     plan_of,
-    run,
     set_precision,
     watched,
 )
@@ -43,10 +42,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments()
-    args = parser.parse_args(argv)
-    check_run_options(parser, args)
-    return run(lambda: train_target(args))
+    return command(arguments(), train_target, argv)
 
 
 def train_target(args: argparse.Namespace) -> tuple[Path, bool]:

@@ -12,6 +12,7 @@ import pytest
 
 from dsbench import records as r
 from dsbench.engines.embedded import flags
+from dsbench.judge import judge
 from dsbench.plan import plan_experiment
 from dsbench.records import Arm, Plan, PlannedBoot, Record
 from dsbench.suite import Suite, parse_suite
@@ -139,3 +140,14 @@ def _boot_records(
     yield r.BootEnded(
         boot=n, time="t", status="ok", seconds=1, log=f"boots/{n}/engine.log", log_bytes=9, log_sha256=f"{n:064x}"
     )
+
+
+@pytest.fixture
+def verdict_of(make_plan, make_records):
+    """The verdict of a run whose readings `values(boot, metric)` replaces, on a plan with `options`."""
+
+    def run(values=lambda boot, metric: None, *, toggles=("mhc_input_reuse",), **options):
+        plan = make_plan(*toggles, **options)
+        return judge(plan, make_records(plan, values))
+
+    return run

@@ -6,6 +6,7 @@ from dsbench import store
 from dsbench.errors import InputError
 from dsbench.fingerprint import Fingerprint
 from dsbench.judge import judge
+from dsbench.probe_settings import KvProbe, Probes
 from dsbench.records import BootEnded
 from dsbench.reuse import ACROSS_TIME, copy_records, with_baseline_of
 
@@ -97,10 +98,12 @@ def changed(**update):
     ("change", "options", "said"),
     [
         (changed(fingerprint=MACHINE.model_copy(update={"kernel": "k2"})), {}, "another machine (kernel k2 -> k)"),
-        (changed(fingerprint=None), {}, "machine of one of them is not known"),
-        (changed(seed=3), {}, "its seed is 3, this one's 0"),
+        (changed(fingerprint=None), {}, "does not say which machine it ran on"),
+        (changed(seed=3), {}, "another seed (3, here 0)"),
         (changed(engine_args=["--dims", "micro", "--seed", "0"]), {}, "another build"),
-        (changed(until="profile"), {}, "probes are not those of suite 'small'"),
+        (changed(until="profile"), {}, "its boots end at profile, here at ready"),
+        (changed(fingerprint=MACHINE.model_copy(update={"torch": "1"})), {}, "other versions (torch 1 -> 2)"),
+        (changed(probes=Probes(kv=KvProbe())), {}, "probes are not those of suite 'small'"),
         (lambda plan: plan, {"blocks": 3}, "has 2 baseline boots, the plan needs 3: add --blocks 2"),
     ],
 )
