@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 EMBEDDED_ONLY = ("shape", "max_num_batched_tokens", "max_model_len", "hidden_size", "load_format", "speculative",
-                 "eager", "draft_load_format", "synthetic_acceptance_rates", "synthetic_acceptance_length")  # fmt: skip
+                 "eager", "device", "draft_load_format", "synthetic_acceptance_rates",
+                 "synthetic_acceptance_length")  # fmt: skip
 UNSET = ("pico", "auto")
 """Defaults of options that have one."""
 OPTIONS = {"shape": "dims", "endpoints": "endpoint"}
@@ -50,6 +51,7 @@ class Asked:
     a_python: str | None = None
     b_python: str | None = None
     controls: bool = False
+    device: str | None = None
     engine: EngineName | None = None
     vllm_python: str | None = None
     serve_args: str | None = None
@@ -183,6 +185,7 @@ class Asked:
         flags = {
             "dims": self.shape,
             "seed": self.seed,
+            "device": self.device,
             "load_format": self.load_format,
             **changed,
             "draft_load_format": self.draft_load_format,

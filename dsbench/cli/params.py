@@ -105,6 +105,7 @@ build_options: Callable[[Function], Function] = group(
         help="Draft method of every arm. [default: none, or what a toggle needs]",
     ),
     click.option("--eager", is_flag=True, help="Run eagerly, without captured graphs, in every arm."),
+    click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where the embedded engine runs. [default: cpu]"),
     click.option(
         "--draft-load-format",
         type=click.Choice(["auto", "dummy"]),
