@@ -30,6 +30,8 @@ from impl.toggles import ToggleSet
 log = logging.getLogger("impl.serve")
 
 DEFAULT_BUDGETS = {"pico": 64 << 20, "micro": 512 << 20}
+CUDA_CONTEXT = 2 << 30
+"""More for what a CUDA process holds outside the allocator, and its workspaces."""
 DIMS_FLAGS = ("hidden_size", "max_num_batched_tokens", "max_model_len", "max_num_seqs")
 GRACE_S = 3
 """Time that open connections get after a stop signal."""
@@ -73,7 +75,11 @@ def parser() -> argparse.ArgumentParser:
     add("--max-model-len", type=_count, help="tokens of prompt and output together")
     add("--max-num-seqs", type=_count, help="requests that may run together")
     add("--hidden-size", type=_count, help="H; weights must have it too, or --load-format dummy")
-    add("--memory-budget", type=_count, help="bytes for weights, buffers, activations and KV (pico: 64 MiB)")
+    add(
+        "--memory-budget",
+        type=_count,
+        help="bytes for weights, buffers, activations and KV (pico: 64 MiB; with --device cuda 2 GiB more)",
+    )
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--seed", type=int, default=0, help="of dummy weights, and of requests without a seed")
     add("--threads", type=_threads, default=1, help="torch threads")
@@ -100,6 +106,8 @@ def read_config(args: argparse.Namespace) -> EngineConfig:
     budget = args.memory_budget or DEFAULT_BUDGETS.get(args.dims)
     if budget is None:
         raise ValueError(f"--dims {args.dims} has no default memory: give --memory-budget BYTES")
+    if args.device == "cuda" and args.memory_budget is None:
+        budget += CUDA_CONTEXT
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda, but torch sees no CUDA device here: use --device cpu")
     if not 0 <= args.port < 65536:
