@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--memory-budget",
         type=_count,
-        help="bytes for weights, buffers, activations and KV (pico: 64 MiB; with --device cuda 2 GiB more)",
+        help="bytes for weights, buffers, activations, KV (pico: 64 MiB; on CUDA 2 GiB more)",
     )
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--seed", type=int, default=0, help="of dummy weights, and of requests without a seed")
