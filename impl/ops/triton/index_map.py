@@ -1,0 +1,131 @@
+"""Rows of dense compressed indices in Triton: the map to global slots, and the rows of one step.
+
+Where the map writes over its input, a sector of entries that all are -1 is not stored again: the tail of a row, half of
+it on average, is then read only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from impl.ops.workspace import Workspace
+
+
+SECTOR = tl.constexpr(8)
+"""Entries of 32 bytes, the least that memory is written in."""
+
+
+@triton.jit
+def _map_kernel(  # type: ignore[no-untyped-def]
+    local, out, lens, table, requests, valid, width, local_stride, out_stride, table_stride, n_blocks,
+    PER_PAGE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, IN_PLACE: tl.constexpr, HAS_VALID: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    blocks = table + tl.load(requests + row).to(tl.int64) * table_stride
+    count = tl.zeros((), tl.int32)
+    for part in range(PARTS):
+        sector = tl.arange(0, BLOCK // SECTOR)[:, None] * SECTOR
+        column = part * BLOCK + sector + tl.arange(0, SECTOR)[None, :]
+        inside = column < width
+        entry = tl.load(local + row * local_stride + column, mask=inside, other=-1)
+        page = entry // PER_PAGE
+        there = (entry >= 0) & (page < n_blocks)
+        block = tl.load(blocks + page, mask=there, other=0).to(tl.int32)
+        slot = tl.where(there, block * PER_PAGE + entry % PER_PAGE, -1)
+        written = inside
+        if IN_PLACE:
+            changed = tl.max((entry != slot).to(tl.int32), 1)
+            written = inside & (changed > 0)[:, None]
+        tl.store(out + row * out_stride + column, slot, mask=written)
+        count += tl.sum(tl.sum(there.to(tl.int32), 1), 0)
+    if HAS_VALID:
+        count = tl.where(tl.load(valid + row), count, 0)
+    tl.store(lens + row, count)
+
+
+@triton.jit
+def _metadata_kernel(  # type: ignore[no-untyped-def]
+    visible, table, requests, decode, prefill, lens, n_decode, width, decode_stride, prefill_stride, table_stride,
+    n_blocks, PER_PAGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    seen = tl.minimum(tl.load(visible + row), width).to(tl.int32)
+    if row < n_decode:
+        seen = tl.minimum(seen, n_blocks * PER_PAGE)
+        there = column < seen
+        blocks = table + tl.load(requests + row).to(tl.int64) * table_stride
+        block = tl.load(blocks + column // PER_PAGE, mask=there, other=0).to(tl.int32)
+        slot = tl.where(there, block * PER_PAGE + column % PER_PAGE, -1)
+        tl.store(decode + row * decode_stride + column, slot, mask=inside)
+    else:
+        entry = tl.where(column < seen, column, -1)
+        tl.store(prefill + (row - n_decode) * prefill_stride + column, entry, mask=inside)
+    if tl.program_id(1) == 0:
+        tl.store(lens + row, seen)
+
+
+def to_global(
+    local: Tensor,
+    table: Tensor,
+    request_rows: Tensor,
+    per_page: int,
+    out: Tensor,
+    lens: Tensor,
+    workspace: Workspace | None = None,
+    *,
+    valid: Tensor | None = None,
+    block: int = 4096,
+    warps: int = 8,
+) -> None:
+    """As `impl.ops.index_map.to_global`. table and request_rows: int32 or int64. valid: bool [N]: rows whose length
+    is 0 although they have entries (padding)."""
+    n, width = local.shape
+    if not n:
+        return
+    block = min(block, max(8, triton.next_power_of_2(width)))
+    _map_kernel[(n,)](
+        local, out, lens, table, request_rows, lens if valid is None else valid, width, local.stride(0), out.stride(0),
+        table.stride(0), table.shape[1], PER_PAGE=per_page, BLOCK=block, PARTS=triton.cdiv(width, block),
+        IN_PLACE=out.data_ptr() == local.data_ptr(), HAS_VALID=valid is not None, num_warps=warps,
+    )  # fmt: skip
+
+
+def topk_metadata(
+    visible: Tensor,
+    table: Tensor,
+    request_rows: Tensor,
+    per_page: int,
+    decode: Tensor,
+    prefill: Tensor,
+    lens: Tensor,
+    columns: Tensor | None = None,
+    workspace: Workspace | None = None,
+    *,
+    block: int = 1024,
+    warps: int = 4,
+) -> None:
+    """As `impl.ops.topk_metadata.topk_metadata`, in one launch. table and request_rows: int32 or int64."""
+    n, width = visible.shape[0], decode.shape[1]
+    if not n:
+        return
+    block = min(block, triton.next_power_of_2(width))
+    _metadata_kernel[(n, triton.cdiv(width, block))](
+        visible, table, request_rows, decode, prefill, lens, decode.shape[0], width, decode.stride(0),
+        prefill.stride(0), table.stride(0), table.shape[1], PER_PAGE=per_page, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {"index_map": to_global, "topk_metadata": topk_metadata}
+VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "index_map": [{"block": b, "warps": w} for b, w in ((4096, 8), (1024, 4), (2048, 8), (4096, 4), (4096, 16))],
+    "topk_metadata": [{"block": b, "warps": w} for b, w in ((1024, 4), (2048, 4), (4096, 8))],
+}
+
+__all__ = ["OPERATIONS", "VARIANTS", "to_global", "topk_metadata"]

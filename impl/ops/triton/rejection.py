@@ -1,0 +1,351 @@
+"""Rejection with residual resampling in Triton: four launches, no host in between.
+
+1. Every logits row in blocks: the greatest entry, its id, and the sum of exponentials; the same of the draft's rows.
+2. One program a request: which drafts stand, and how its last token is to be had.
+3. The row behind the accepted drafts, scored in fp32 with its noise: the best of each block.
+4. The blocks that may hold the row's best, scored again as the reference does (see `sampling`), and the output rows.
+
+Sums are taken in another order than the reference's, so a draft whose acceptance hangs on the last bits of a
+probability may be judged otherwise; nothing else differs. Judging a round's drafts jointly is left to the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from impl.ops.rejection import RejectionOutput
+from impl.ops.triton.sampling import SLACK, better, gumbel_exact, gumbel_near, noise_words
+from impl.ops.workspace import Workspace
+
+TAG_ACCEPT = tl.constexpr(2)
+TAG_VERIFY = tl.constexpr(0)
+SETTLED, PLAIN, RESIDUAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""How the last token is had: the row's greatest, drawn from p, drawn from max(p - q, 0)."""
+
+
+@triton.jit
+def _divided(x, warmth):  # type: ignore[no-untyped-def]
+    return tl.div_rn(x, tl.zeros_like(x) + warmth)
+
+
+@triton.jit
+def _exp_sum(scores, top):  # type: ignore[no-untyped-def]
+    """Sum of exp(scores - top); NaN where a score is NaN or +inf, 0 where all are -inf."""
+    return tl.sum(tl.exp(scores - tl.where(top == -float("inf"), 0.0, top)), 0)
+
+
+@triton.jit
+def _slot(mapping, request, n_mapped, n_slots, HAS_MAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The request's row of draft logits, read as a pointer is: nothing says whether the values are rows at all."""
+    if HAS_MAP:
+        row = tl.load(mapping + tl.minimum(request, n_mapped - 1)).to(tl.int64)
+        return tl.minimum(tl.maximum(row, 0), n_slots - 1)
+    return request
+
+
+@triton.jit
+def _stats_kernel(  # type: ignore[no-untyped-def]
+    target, draft, mapping, temperature, n_drafted, best, best_id, sums, draft_best, draft_sums, width,
+    target_stride, target_row, draft_stride, draft_row, n_blocks, n_mapped, n_slots,
+    K: tl.constexpr, BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, HAS_MAP: tl.constexpr,
+):  # fmt: skip
+    request, k, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    if k > tl.load(n_drafted + request):
+        return
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    warmth = tl.load(temperature + request)
+    at = (request * (K + 1) + k) * n_blocks + part
+    x = tl.load(target + request * target_stride + k * target_row + column, mask=inside, other=-float("inf"))
+    comparable = tl.where(x == x, x, -float("inf"))
+    top = tl.max(comparable, 0)
+    tl.store(best + at, top)
+    tl.store(best_id + at, part * BLOCK + tl.argmax(comparable, 0))
+    scores, greatest = x, top
+    if warmth > 0:
+        scores, greatest = _divided(x, warmth), tl.div_rn(top, warmth)
+    tl.store(sums + at, _exp_sum(scores, greatest))
+    if HAS_DRAFT:
+        if (k < K) & (warmth > 0):
+            row = _slot(mapping, request, n_mapped, n_slots, HAS_MAP)
+            y = tl.load(draft + row * draft_stride + k * draft_row + column, mask=inside, other=-float("inf"))
+            warm = _divided(y.to(tl.float32), warmth)
+            top = tl.max(tl.where(warm == warm, warm, -float("inf")), 0)
+            at = (request * K + k) * n_blocks + part
+            tl.store(draft_best + at, top)
+            tl.store(draft_sums + at, _exp_sum(warm, top))
+
+
+@triton.jit
+def _log_sum(tops, sums):  # type: ignore[no-untyped-def]
+    """log of the sum of exponentials of a row, from its blocks; NaN where the row is not readable."""
+    top = tl.max(tops, 0)
+    return top + tl.log(tl.sum(sums * tl.exp(tops - top), 0))
+
+
+@triton.jit
+def _verdict_kernel(  # type: ignore[no-untyped-def]
+    target, drafts, draft, mapping, temperature, seeds, positions, n_drafted, rates, best, best_id, sums, draft_best,
+    draft_sums, n_accepted, how, greatest, log_sums, width, target_stride, target_row, drafts_stride, draft_stride,
+    draft_row, n_blocks, n_mapped, n_slots, K: tl.constexpr, PADDED_K: tl.constexpr, BLOCKS: tl.constexpr,
+    HAS_DRAFT: tl.constexpr, HAS_MAP: tl.constexpr, SYNTHETIC: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, BLOCKS)
+    inside = part < n_blocks
+    temperature_here = tl.load(temperature + request)
+    greedy = temperature_here <= 0
+    warmth = tl.where(greedy, 1.0, temperature_here)
+    limit = tl.load(n_drafted + request)
+    slot = request
+    if HAS_DRAFT:
+        slot = _slot(mapping, request, n_mapped, n_slots, HAS_MAP)
+    words = noise_words(tl.load(seeds + request), tl.load(positions + request), TAG_ACCEPT, 0, PADDED_K)
+    log_u = -tl.exp(-gumbel_exact(words).to(tl.float64))
+    n_valid, accepted = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+    for k in tl.static_range(K):
+        if (k < limit) & (n_valid == k):
+            at = (request * (K + 1) + k) * n_blocks + part
+            tops = tl.load(best + at, mask=inside, other=-float("inf"))
+            log_sum = _log_sum(_divided(tops, warmth), tl.load(sums + at, mask=inside, other=0.0))
+            raw = tl.load(drafts + request * drafts_stride + k)
+            x = tl.minimum(tl.maximum(raw, 0), width - 1)
+            valid = (raw == x) & (log_sum == log_sum) & (tl.max(tops, 0) < float("inf"))
+            own_u = tl.sum(tl.where(tl.arange(0, PADDED_K) == k, log_u, 0.0), 0)
+            if SYNTHETIC:
+                passed = tl.exp(own_u) < tl.load(rates + k)
+            elif greedy:
+                id_at = (request * (K + 1) + k) * n_blocks + tl.argmax(tops, 0)
+                passed = x == tl.load(best_id + id_at)
+            else:
+                log_q = 0.0
+                if HAS_DRAFT:
+                    at = (request * K + k) * n_blocks + part
+                    tops_q = tl.load(draft_best + at, mask=inside, other=-float("inf"))
+                    log_sum_q = _log_sum(tops_q, tl.load(draft_sums + at, mask=inside, other=0.0))
+                    y = tl.load(draft + slot * draft_stride + k * draft_row + x).to(tl.float32)
+                    log_q = tl.div_rn(y, warmth) - log_sum_q
+                    valid = valid & (log_sum_q == log_sum_q)
+                score = tl.div_rn(tl.load(target + request * target_stride + k * target_row + x), warmth)
+                passed = (score - log_sum).to(tl.float64) > own_u + log_q
+            accepted += (valid & passed & (accepted == k)).to(tl.int32)
+            n_valid += valid.to(tl.int32)
+
+    at = (request * (K + 1) + accepted) * n_blocks
+    tops = tl.load(best + at + part, mask=inside, other=-float("inf"))
+    log_sum = _log_sum(_divided(tops, warmth), tl.load(sums + at + part, mask=inside, other=0.0))
+    readable = (log_sum == log_sum) & (tl.max(tops, 0) < float("inf"))
+    tl.store(greatest + request, tl.load(best_id + at + tl.argmax(tops, 0)))
+    tl.store(n_accepted + request, accepted.to(tl.int64))
+    way = tl.where(accepted < n_valid, RESIDUAL, PLAIN)
+    tl.store(how + request, tl.where(greedy | (readable == 0), SETTLED, way))
+    tl.store(log_sums + 2 * request, log_sum)
+    if HAS_DRAFT:
+        if (accepted < K) & (accepted < n_valid) & (greedy == 0):
+            at_q = (request * K + accepted) * n_blocks + part
+            tops_q = tl.load(draft_best + at_q, mask=inside, other=-float("inf"))
+            sums_q = tl.load(draft_sums + at_q, mask=inside, other=0.0)
+            tl.store(log_sums + 2 * request + 1, _log_sum(tops_q, sums_q))
+
+
+@triton.jit
+def _residual_near(log_p, log_q):  # type: ignore[no-untyped-def]
+    """log(p - q) in fp32; -inf where q is no less than p, and where nothing says."""
+    gap = log_q - log_p
+    series = -gap * (1.0 + gap * (0.5 + gap * (0.16666667 + gap * (0.041666668 + gap * 0.008333334))))
+    share = tl.where(gap > -0.25, series, 1.0 - tl.exp(gap))
+    return tl.where(gap < 0, log_p + tl.log(share), -float("inf"))
+
+
+@triton.jit
+def _residual_exact(log_p, log_q):  # type: ignore[no-untyped-def]
+    gap = log_q - log_p
+    share = (1.0 - tl.exp(gap.to(tl.float64))).to(tl.float32)
+    return tl.where(gap < 0, log_p + tl.log(share.to(tl.float64)).to(tl.float32), -float("inf"))
+
+
+@triton.jit
+def _log_draft(  # type: ignore[no-untyped-def]
+    draft, drafts, slot, request, k, column, inside, warmth, log_sum_q, draft_stride, draft_row, drafts_stride,
+    HAS_DRAFT: tl.constexpr,
+):  # fmt: skip
+    """log q of a row's entries; a draft that was not drawn is certain."""
+    if HAS_DRAFT:
+        y = tl.load(draft + slot * draft_stride + k * draft_row + column, mask=inside, other=-float("inf"))
+        return _divided(y.to(tl.float32), warmth) - log_sum_q
+    return tl.where(column == tl.load(drafts + request * drafts_stride + k), 0.0, -float("inf"))
+
+
+@triton.jit
+def _near_kernel(  # type: ignore[no-untyped-def]
+    target, drafts, draft, mapping, temperature, seeds, positions, n_accepted, how, log_sums, near, width,
+    target_stride, target_row, drafts_stride, draft_stride, draft_row, n_blocks, n_mapped, n_slots,
+    BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, HAS_MAP: tl.constexpr,
+):  # fmt: skip
+    request, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    way = tl.load(how + request)
+    if way == SETTLED:
+        return
+    k, warmth = tl.load(n_accepted + request), tl.load(temperature + request)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    x = tl.load(target + request * target_stride + k * target_row + column, mask=inside, other=-float("inf"))
+    scores = _divided(x, warmth)
+    position = tl.load(positions + request) + k
+    noise = gumbel_near(noise_words(tl.load(seeds + request), position, TAG_VERIFY, part * BLOCK, BLOCK))
+    at = 2 * (request * n_blocks + part)
+    tl.store(near + at, tl.max(tl.where(inside, scores + noise, -float("inf")), 0))
+    if way == RESIDUAL:
+        slot = request
+        if HAS_DRAFT:
+            slot = _slot(mapping, request, n_mapped, n_slots, HAS_MAP)
+        log_q = _log_draft(
+            draft, drafts, slot, request, k, column, inside, warmth, tl.load(log_sums + 2 * request + 1),
+            draft_stride, draft_row, drafts_stride, HAS_DRAFT,
+        )  # fmt: skip
+        residual = _residual_near(scores - tl.load(log_sums + 2 * request), log_q)
+        tl.store(near + at + 1, tl.max(tl.where(inside, residual + noise, -float("inf")), 0))
+
+
+@triton.jit
+def _emit_kernel(  # type: ignore[no-untyped-def]
+    target, drafts, draft, mapping, temperature, seeds, positions, n_accepted, how, greatest, log_sums, near, tokens,
+    n_sampled, width, target_stride, target_row, drafts_stride, draft_stride, draft_row, n_blocks, n_mapped, n_slots,
+    K: tl.constexpr, PADDED_K: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, HAS_DRAFT: tl.constexpr,
+    HAS_MAP: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(0).to(tl.int64)
+    way, k = tl.load(how + request), tl.load(n_accepted + request)
+    extra = tl.load(greatest + request)
+    if way != SETTLED:
+        warmth, seed, position = tl.load(temperature + request), tl.load(seeds + request), tl.load(positions + request)
+        slot = request
+        if HAS_DRAFT:
+            slot = _slot(mapping, request, n_mapped, n_slots, HAS_MAP)
+        log_sum, log_sum_q = tl.load(log_sums + 2 * request), tl.load(log_sums + 2 * request + 1)
+        part = tl.arange(0, BLOCKS)
+        at = near + 2 * (request * n_blocks + part)
+        bests = tl.load(at, mask=part < n_blocks, other=-float("inf"))
+        if way == RESIDUAL:
+            residuals = tl.load(at + 1, mask=part < n_blocks, other=-float("inf"))
+            # Without any p > q, which only rounding or synthetic rates bring about, p itself is drawn from.
+            possible = tl.max(residuals, 0) > -float("inf")
+            bests = tl.where(possible, residuals, bests)
+            way = tl.where(possible, RESIDUAL, PLAIN)
+        top = tl.max(bests, 0)
+        limit = top - SLACK - tl.abs(top) * 1e-6
+        value, index, seen = -float("inf"), width, 0
+        while (tl.max(bests, 0) >= limit) & (seen < n_blocks):
+            block = tl.argmax(bests, 0)
+            column = block * BLOCK + tl.arange(0, BLOCK)
+            inside = column < width
+            x = tl.load(target + request * target_stride + k * target_row + column, mask=inside, other=-float("inf"))
+            scores = _divided(x, warmth)
+            if way == RESIDUAL:
+                log_q = _log_draft(
+                    draft, drafts, slot, request, k, column, inside, warmth, log_sum_q,
+                    draft_stride, draft_row, drafts_stride, HAS_DRAFT,
+                )  # fmt: skip
+                scores = _residual_exact(scores - log_sum, log_q)
+            noise = gumbel_exact(noise_words(seed, position + k, TAG_VERIFY, block * BLOCK, BLOCK))
+            scores = tl.where(inside, scores + noise, -float("inf"))
+            here, where = tl.max(scores, 0), block * BLOCK + tl.argmax(scores, 0)
+            first = better(here, where, value, index)
+            value, index = tl.where(first, here, value), tl.where(first, where, index)
+            bests = tl.where(part == block, -float("inf"), bests)
+            seen += 1
+        extra = index
+    place = tl.arange(0, PADDED_K)
+    draft_ids = tl.load(drafts + request * drafts_stride + place, mask=place < K, other=0)
+    row = tl.where(place < k, draft_ids, tl.where(place == k, extra.to(tl.int64), -1))
+    tl.store(tokens + request * (K + 1) + place, row, mask=place <= K)
+    tl.store(n_sampled + request, k + 1)
+
+
+def rejection_sample(
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    draft_logits: Tensor | None,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    n_drafted: Tensor,
+    draft_logits_index_mapping: Tensor | None = None,
+    synthetic_conditional_rates: Tensor | None = None,
+    *,
+    workspace: Workspace | None = None,
+    block_verification: bool = False,
+    all_greedy: bool = False,
+    block: int = 4096,
+    resample_block: int = 1024,
+    warps: int = 8,
+) -> RejectionOutput:
+    """As `impl.ops.rejection.rejection_sample`; rows are dense along the vocabulary.
+
+    Raises ValueError with block verification, which this kernel does not have, and for shapes that do not fit.
+    """
+    if block_verification:
+        raise ValueError("this kernel judges each draft by itself: use the torch backend for block verification")
+    n, n_rows, width = target_logits.shape
+    k_max = n_rows - 1
+    if tuple(draft_tokens.shape) != (n, k_max):
+        raise ValueError(f"draft_tokens is {tuple(draft_tokens.shape)}; target_logits asks for {(n, k_max)}")
+    device, mapping = target_logits.device, draft_logits_index_mapping
+    has_map = mapping is not None and mapping.shape[0] > 0
+    has_draft = draft_logits is not None and k_max > 0
+    blocks, resample_blocks = triton.cdiv(width, block), triton.cdiv(width, resample_block)
+    rows, draft_rows = n * n_rows * blocks, n * k_max * blocks if has_draft else 0
+    scratch = torch.empty(2 * (rows + draft_rows + n + n * resample_blocks), dtype=torch.float32, device=device)
+    best, sums, draft_best, draft_sums, log_sums, near = scratch.split(
+        [rows, rows, draft_rows, draft_rows, 2 * n, 2 * n * resample_blocks]
+    )
+    best_id = torch.empty(rows, dtype=torch.int32, device=device)
+    way, greatest = torch.empty((2, n), dtype=torch.int32, device=device)
+    tokens = torch.empty((n, n_rows), dtype=torch.int64, device=device)
+    n_sampled, n_accepted = torch.empty((2, n), dtype=torch.int64, device=device)
+    output = RejectionOutput(tokens, n_sampled, n_accepted)
+    if not n:
+        return output
+    draft = draft_logits if has_draft and draft_logits is not None else target_logits
+    read = mapping if mapping is not None and has_map else n_drafted
+    slots = (read.shape[0], draft.shape[0])
+    strides = (*target_logits.stride()[:2], draft_tokens.stride(0), *draft.stride()[:2])
+    shape = {"HAS_DRAFT": has_draft, "HAS_MAP": has_map}
+    _stats_kernel[(n, n_rows, blocks)](
+        target_logits, draft, read, temperature, n_drafted, best, best_id, sums, draft_best, draft_sums, width,
+        *strides[:2], *strides[3:], blocks, *slots, K=k_max, BLOCK=block, **shape, num_warps=warps,
+    )  # fmt: skip
+    rates = temperature if synthetic_conditional_rates is None else synthetic_conditional_rates
+    inputs = (target_logits, draft_tokens, draft, read, temperature, seeds, positions)
+    padded = max(4, triton.next_power_of_2(n_rows))
+    _verdict_kernel[(n,)](
+        *inputs, n_drafted, rates, best, best_id, sums, draft_best, draft_sums, n_accepted, way, greatest, log_sums,
+        width, *strides, blocks, *slots, K=k_max, PADDED_K=padded, BLOCKS=triton.next_power_of_2(blocks), **shape,
+        SYNTHETIC=synthetic_conditional_rates is not None, num_warps=1,
+    )  # fmt: skip
+    if not all_greedy:
+        _near_kernel[(n, resample_blocks)](
+            *inputs, n_accepted, way, log_sums, near, width, *strides, resample_blocks, *slots, BLOCK=resample_block,
+            **shape, num_warps=4,
+        )  # fmt: skip
+    _emit_kernel[(n,)](
+        *inputs, n_accepted, way, greatest, log_sums, near, tokens, n_sampled, width, *strides, resample_blocks,
+        *slots, K=k_max, PADDED_K=padded, BLOCK=resample_block, BLOCKS=triton.next_power_of_2(resample_blocks),
+        **shape, num_warps=4,
+    )  # fmt: skip
+    return output
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {"rejection": rejection_sample}
+VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "rejection": [{"block": b, "resample_block": r, "warps": w}
+                  for b, r, w in ((4096, 1024, 8), (8192, 1024, 8), (2048, 1024, 4), (8192, 2048, 16))],
+}  # fmt: skip
+
+__all__ = ["OPERATIONS", "VARIANTS", "rejection_sample"]

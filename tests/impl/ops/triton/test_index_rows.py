@@ -1,0 +1,86 @@
+"""Index rows in Triton against the torch reference, element by element: on a GPU, or by Triton's interpreter."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="Triton is not installed here; vLLM's environments have it")
+
+from impl.ops import index_map
+from impl.ops.topk_metadata import topk_metadata
+from impl.ops.triton import index_map as kernels
+from impl.ops.workspace import Workspace
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CASES = [(n, width, per_page, seed) for seed, (n, width, per_page) in enumerate([(1, 12, 1), (7, 130, 2), (20, 64, 3)])]
+
+
+def case(n, width, per_page, seed, dtype=torch.int64):
+    """Rows with entries that are missing and entries beyond the table."""
+    gen = torch.Generator().manual_seed(seed)
+    n_blocks = width // per_page // 2 + 1
+    local = torch.randint(-3, n_blocks * per_page + 5, (n, width), generator=gen, dtype=torch.int32)
+    table = torch.randint(0, 1000, (3, n_blocks), generator=gen, dtype=dtype)
+    requests = torch.randint(0, 3, (n,), generator=gen, dtype=dtype)
+    return local.to(DEVICE), table.to(DEVICE), requests.to(DEVICE), per_page
+
+
+def mapped(module, local, table, requests, per_page, out, **options):
+    lens = torch.full((len(local),), 99, dtype=torch.int32, device=DEVICE)
+    module.to_global(local, table, requests, per_page, out, lens, Workspace(DEVICE), **options)
+    return out, lens
+
+
+@pytest.mark.parametrize("block", [16, 4096])
+@pytest.mark.parametrize("shape", CASES)
+def test_map_equals_the_reference_in_place_and_apart(shape, block):
+    local, *rest = case(*shape)
+    wanted, lens = mapped(index_map, local, *rest, torch.empty_like(local))
+    before = local.clone()
+    out, found = mapped(kernels, local, *rest, torch.full_like(local, 77), block=block)
+    assert torch.equal(out, wanted)
+    assert torch.equal(found, lens)
+    assert torch.equal(local, before)
+    out, found = mapped(kernels, local, *rest, local, block=block)
+    assert torch.equal(out, wanted)
+    assert torch.equal(found, lens)
+
+
+def test_rows_of_a_wider_buffer_leave_the_rest_alone():
+    local, *rest = case(7, 40, 2, 5, torch.int32)
+    buffer = torch.full((7, 64), -7, dtype=torch.int32, device=DEVICE)
+    buffer[:, :40] = local
+    out, _ = mapped(kernels, buffer[:, :40], *rest, buffer[:, :40])
+    assert torch.equal(out, mapped(index_map, local, rest[0].long(), rest[1].long(), rest[2], local.clone())[0])
+    assert (buffer[:, 40:] == -7).all()
+
+
+def test_padding_rows_have_no_length():
+    local, *rest = case(7, 40, 2, 6)
+    valid = torch.tensor([True, False, True, True, False, True, True], device=DEVICE)
+    out, lens = mapped(kernels, local, *rest, torch.empty_like(local), valid=valid)
+    wanted, all_lens = mapped(index_map, local, *rest, torch.empty_like(local))
+    assert torch.equal(out, wanted)
+    assert torch.equal(lens, all_lens * valid)
+
+
+@pytest.mark.parametrize(("n", "n_decode"), [(9, 4), (5, 0), (5, 5), (1, 1)])
+def test_metadata_equals_the_reference(n, n_decode):
+    width, per_page = 40, 2
+    gen = torch.Generator().manual_seed(n + n_decode)
+    visible = torch.randint(0, 60, (n,), generator=gen).to(DEVICE)
+    table = torch.randint(0, 99, (3, 15), generator=gen).to(DEVICE)
+    requests = torch.randint(0, 3, (n,), generator=gen).to(DEVICE)
+    columns = torch.arange(width, dtype=torch.int32, device=DEVICE)
+    results = []
+    for build, options in ((topk_metadata, {}), (kernels.topk_metadata, {"block": 16})):
+        rows = torch.full((n, width), 77, dtype=torch.int32, device=DEVICE)
+        lens = torch.full((n,), 99, dtype=torch.int32, device=DEVICE)
+        decode, prefill = rows[:n_decode], rows[n_decode:]
+        build(visible, table, requests, per_page, decode, prefill, lens, columns, Workspace(DEVICE), **options)
+        results.append((rows, lens))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
