@@ -15,8 +15,11 @@ OF_A_BOOT = ("schema", "rank", "pid", "tp_rank", "toggles")
 """Conditions that differ by nature; toggles are compared with the arm."""
 
 
-def apart(plan: Plan, arm: Arm, other: Plan, other_arm: Arm) -> list[str]:
-    """Why the other arm's boots are not like this one's ("here"), in words; empty where they are."""
+def apart(plan: Plan, arm: Arm, other: Plan, other_arm: Arm, *, one_seed: bool = True) -> list[str]:
+    """Why the other arm's boots are not like this one's ("here"), in words; empty where they are.
+
+    Without `one_seed` the plans may differ in it.
+    """
     said = []
     if plan.fingerprint is None or other.fingerprint is None:
         said += [f"{known.id} does not say which machine it ran on" for known in (other, plan) if not known.fingerprint]
@@ -28,7 +31,7 @@ def apart(plan: Plan, arm: Arm, other: Plan, other_arm: Arm) -> list[str]:
         said.append(f"another build ({', '.join(differs)})")
     if arm.environment != other_arm.environment:
         said.append(f"other toggles on ({other_arm.environment or 'none'}, here {arm.environment or 'none'})")
-    if plan.seed != other.seed:
+    if one_seed and plan.seed != other.seed:
         said.append(f"another seed ({other.seed}, here {plan.seed})")
     if plan.until != other.until:
         said.append(f"its boots end at {other.until}, here at {plan.until}")

@@ -78,8 +78,9 @@ class History:
 def history(key: str, out: Path, *, arm: str | None = None, like: str | None = None) -> History:
     """The metric in all results under `out` that are comparable with the newest that has it, or with `like`.
 
-    Arms are found by build and toggles, not by name: the baseline of every experiment of a build is one. InputError
-    if no result has the metric, or if the reference has no such arm.
+    Arms are found by build and toggles, not by name: the baseline of every experiment of a build is one. Other seeds
+    count, as a history claims nothing and nightly runs change theirs; that the seed changed is told as a condition is.
+    InputError if no result has the metric, or if the reference has no such arm.
     """
     entries, notices = plans_under(out)
     plan, of = _reference(key, entries, out, arm, like)
@@ -88,7 +89,7 @@ def history(key: str, out: Path, *, arm: str | None = None, like: str | None = N
     left_out: dict[str, str] = {}
     before: dict[str, object] | None = None
     for folder, other in reversed(entries):
-        arms = [theirs for theirs in other.arms if not apart(plan, of, other, theirs)]
+        arms = [theirs for theirs in other.arms if not apart(plan, of, other, theirs, one_seed=False)]
         if why := _unlike(key, plan, of, other, arms):
             left_out[other.id] = why
             continue
@@ -97,7 +98,7 @@ def history(key: str, out: Path, *, arm: str | None = None, like: str | None = N
         if point is None:
             left_out[other.id] = why or "no boot has a reading of it"
             continue
-        read = conditions_of(other, boots, arms[0].name)
+        read = conditions_of(other, boots, arms[0].name) | {"seed": other.seed}
         changed = {} if before is None else differing(before, read)
         points.append(Point(**{**point.__dict__, "changed": changed}))
         before = dict(read)
@@ -139,7 +140,8 @@ def _unlike(key: str, plan: Plan, arm: Arm, other: Plan, arms: Sequence[Arm]) ->
         return f"its plan has no {key}"
     if not arms:
         # Its nearest arm is the one with the fewest reasons.
-        fewest: list[str] = min((apart(plan, arm, other, theirs) for theirs in other.arms), key=_length)
+        each = (apart(plan, arm, other, theirs, one_seed=False) for theirs in other.arms)
+        fewest: list[str] = min(each, key=_length)
         return "; ".join(fewest)
     return settings_apart(plan, other, key)
 
@@ -150,7 +152,10 @@ def _length(said: list[str]) -> int:
 
 def _boots(folder: Path, plan: Plan, arms: Sequence[Arm]) -> tuple[list[BootEvidence], str]:
     """Measured boots of these arms that ended well, or why none counts."""
-    records = load_records(folder)[0]
+    try:
+        records = load_records(folder)[0]
+    except InputError as error:
+        return [], str(error)
     try:
         verdict = load_verdict(folder)
     except InputError:

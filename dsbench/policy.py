@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from fnmatch import fnmatchcase
@@ -40,7 +41,11 @@ class Amount(Table):
 
 def _amount(given: Any) -> Any:
     """From what a policy says to an amount; what a stored plan says is one already."""
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
+    if isinstance(given, bool):
+        raise ValueError(f"{str(given).lower()} is no size")
+    if isinstance(given, int | float) and 0 <= given < math.inf:
+        return {"value": given, "of": "unit"}
+    if not isinstance(given, int | float | str):
         return given
     match = _AMOUNT.fullmatch(str(given))
     if match is None:
@@ -114,13 +119,36 @@ def load_policy(path: Path) -> Policy:
     """Read a policy's file. InputError: `file:line: key problem`, one line."""
     try:
         text = path.read_text(encoding="utf-8")
-        return Policy.model_validate(tomllib.loads(text))
+        policy = Policy.model_validate(tomllib.loads(text))
     except OSError as error:
         raise InputError(f"policy {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"policy {path}: not valid TOML: {error}") from None
     except ValidationError as error:
         raise InputError(_explain(error, text, path)) from None
+    _check_order(policy, text, path)
+    return policy
+
+
+def _check_order(policy: Policy, text: str, path: Path) -> None:
+    """InputError for a rule that can never hold: what it asks would pass unseen."""
+    from dsbench.suite import line_of
+
+    for number, rule in enumerate(policy.rule):
+        for before in policy.rule[:number]:
+            if _covers(before.metric, rule.metric) and _covers(before.arm, rule.arm):
+                place = f"{path}:{line_of(text, ['rule', number, 'metric'])}: rule.{number}"
+                raise InputError(
+                    f"{place}: never holds: the rule for {before.metric} (arm {before.arm}) before it names all that "
+                    "it names; put the narrower rule first, or leave one out"
+                )
+
+
+def _covers(pattern: str, other: str) -> bool:
+    """Whether `pattern` names everything that `other` names, as far as their texts tell."""
+    if set(pattern) & set("?[]") and set(other) & set("*?["):
+        return pattern == other
+    return fnmatchcase(other, pattern)
 
 
 def _explain(error: ValidationError, text: str, path: Path) -> str:

@@ -34,8 +34,8 @@ def history(metric: str, arm: str | None, like: str | None, out: Path, as_json: 
     dsbench history kv.available_bytes
     dsbench history decode.tps.c1 --out main-results --arm mhc_input_reuse
 
-    Results count that ran on the reference's machine, with its build apart from versions, its toggles, seed and
-    settings of the probe; the others are listed with the reason. Void results count nowhere.
+    Results count that ran on the reference's machine, with its build apart from versions, its toggles and settings of
+    the probe, whatever their seed; the others are listed with the reason. Void and damaged results count nowhere.
     """
     from dsbench.cli.table import print_json
     from dsbench.history import history as over_time

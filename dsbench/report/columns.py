@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Sequence
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -16,9 +17,16 @@ TALLEST = 4
 """Lines of a row; what would be higher reads better as a paragraph."""
 
 
+class Output(Console):
+    """Standard output. A reader that leaves is no exit code of ours: rich would end with 1, which is a verdict's."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Standard output, plain when piped. COLUMNS says how wide it is, NO_COLOR that it has no colours."""
-    found = Console(highlight=False)
+    found = Output(highlight=False)
     if not found.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         found.width = PIPE_WIDTH
     return found
@@ -31,7 +39,7 @@ def wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
     """
     start = text[: len(text) - len(text.lstrip())]
     lines = textwrap.wrap(
-        text.strip(), width, initial_indent=start, subsequent_indent=start + indent,
+        text.strip(), max(1, width), initial_indent=start, subsequent_indent=start + indent,
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     return lines or [""]

@@ -59,17 +59,27 @@ def test_who_is_left_out_and_why(stored, tmp_path, small):
     stored(7, machine=MACHINE.model_copy(update={"torch": "2.14"}))
     stored(8)
     found = history("decode.tps.c1", tmp_path)
-    assert [point.id for point in found.points] == ["day07", "day08"]
+    assert [point.id for point in found.points] == ["day04", "day07", "day08"]
+    assert [point.changed.get("seed") for point in found.points] == [None, ["3", "0"], None]
     assert found.left_out == {
         "day01": "another machine (kernel k2 -> k)",
         "day02": "day02 does not say which machine it ran on",
         "day03": "another build (args)",
-        "day04": "another seed (3, here 0)",
         "day05": "its probe has other settings",
         "day06": "it is void (drift)",
     }
     assert "kv.blocks" not in found.left_out
-    assert history("kv.blocks", tmp_path, like="day04").left_out["day08"] == "another seed (0, here 3)"
+    assert history("kv.blocks", tmp_path, like="day03").left_out["day08"] == "another build (args)"
+
+
+def test_a_damaged_result_is_left_out_and_the_others_stay(stored, tmp_path):
+    stored(1)
+    stored(2)
+    with (tmp_path / "day01" / "records.jsonl").open("a") as file:
+        file.write("no record\n")
+    found = history("kv.blocks", tmp_path)
+    assert [point.id for point in found.points] == ["day02"]
+    assert "not a record" in found.left_out["day01"]
 
 
 def test_noisy_figures_get_change_points_but_no_verdict(stored, tmp_path):

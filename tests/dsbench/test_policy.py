@@ -28,6 +28,8 @@ def rule(**fields):
         (3, 3, "unit", "", "3"),
         (0.25, 0.25, "unit", "", "0.25"),
         (0, 0, "unit", "", "0"),
+        (1e-5, 1e-5, "unit", "", "1e-05"),
+        (1e16, 1e16, "unit", "", "10,000,000,000,000,000"),
     ],
 )
 def test_sizes(text, value, of, unit, shown):
@@ -73,6 +75,9 @@ def test_the_first_rule_that_names_metric_and_arm_holds():
         ("[[rule]]\nmetric = 'kv.blocks'\narm = 'a'\nmargin = 1", 1, "leave out arm"),
         ("[[rule]]\nmetric = 'kv.blocks'\nmust = 'nothing'\ninconclusive = 'fail'", 1, "asks for no answer"),
         ("[[rule]\n", None, "not valid TOML"),
+        ("[[rule]]\nmetric = 'kv.blocks'\nmargin = true", 3, "true is no size"),
+        ("[[rule]]\nmetric = 'kv.*'\n[[rule]]\nmetric = 'kv.blocks'\nmust = 'improve'", 4, "never holds"),
+        ("[[rule]]\nmetric = '*'\nmust = 'nothing'\n[[rule]]\nmetric = 'kv.*'\narm = 'a'", 5, "never holds"),
     ],
 )
 def test_a_bad_policy_is_one_line_with_its_place(tmp_path, text, line, said):
@@ -84,6 +89,21 @@ def test_a_bad_policy_is_one_line_with_its_place(tmp_path, text, line, said):
     assert "\n" not in str(error.value)
     if line is not None:
         assert f"gate.toml:{line}: " in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("metric = 'kv.blocks'\narm = 'a'", "metric = 'kv.blocks'"),
+        ("metric = 'kv.blocks'", "metric = 'kv.*'"),
+        ("metric = 'kv.blocks'\narm = 'a?'", "metric = 'kv.blocks'\narm = 'a*'"),
+        ("metric = 'kv.blocks'\narm = 'a*'", "metric = 'kv.blocks'\narm = 'b'"),
+    ],
+)
+def test_rules_of_which_each_can_hold_are_read(tmp_path, first, second):
+    path = tmp_path / "gate.toml"
+    path.write_text(f"[[rule]]\n{first}\n[[rule]]\n{second}\n")
+    assert len(load_policy(path).rule) == 2
 
 
 def test_no_file(tmp_path):

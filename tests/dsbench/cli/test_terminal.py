@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dsbench.cli import READER_LEFT
+
 ROOT = Path(__file__).resolve().parents[3]
 RESULT = "results/h200/vllm-kv"
 DSBENCH = [sys.executable, "-c", "from dsbench.cli import main; main(prog_name='dsbench')"]
@@ -77,6 +79,14 @@ def test_lines_fit_a_terminal(args, columns):
     broad = [line for line in text.splitlines() if len(line) > int(columns)]
     assert [line for line in broad if len(line.split()) > 1] == []
     assert "…" not in text
+
+
+def test_a_reader_that_leaves_is_no_verdict():
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as gone:
+        done = subprocess.run([*DSBENCH, "gate", RESULT], stdout=gone, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (READER_LEFT, b"")
 
 
 @pytest.mark.parametrize("args", [("show", "no-such-result"), ("kv", "--dims", "nonsense", "1"), ("gate", "nowhere")])

@@ -27,6 +27,10 @@ def printed(monkeypatch):
     return show
 
 
+def test_a_table_without_rows_is_its_head(printed):
+    assert printed(80, [], columns=("result", "")).split() == ["title", "result", "─" * 6 + "─" * 3]
+
+
 @given(rows=ROWS, width=st.integers(20, 160))
 def test_widths_fit_and_break_no_word(rows, width):
     cells = [[table.cell_text(cell) for cell in row] for row in rows]
