@@ -1,4 +1,4 @@
-"""Drawing one draft for each request, and keeping the logits that it was drawn from (deepseek_v4_dspark.md section 4)."""
+"""Drawing one draft for each request, and keeping the logits it was drawn from (deepseek_v4_dspark.md section 4)."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def topk_metadata(
     columns: Tensor,
     workspace: Workspace,
 ) -> None:
-    """Fill the rows and lengths of N = D + P tokens, decode tokens first; all of `decode`, `prefill`, `lens` is written.
+    """Fill the rows and lengths of N = D + P tokens, decode tokens first; all of the three is written.
 
     visible: int64 [N], compressed entries that each token sees. table: int64 [R, B], the blocks of each request.
     request_rows: int64 [N]. per_page: entries a block holds. decode: int32 [D, W], out: global slots, then -1. prefill:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from impl.ops.workspace import Workspace
 
-
 SECTOR = tl.constexpr(8)
 """Entries of 32 bytes, the least that memory is written in."""
 

@@ -1,4 +1,4 @@
-"""RoPE, quantization and insertion of cache entries in Triton: fp8 codes, bf16 rope values and scales, in one launch."""
+"""RoPE, quantization and insertion of cache entries in Triton: codes, rope values and scales, in one launch."""
 
 from __future__ import annotations
 

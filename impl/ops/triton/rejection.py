@@ -71,7 +71,7 @@ def _stats_kernel(  # type: ignore[no-untyped-def]
     if warmth > 0:
         scores, greatest = _divided(x, warmth), tl.div_rn(top, warmth)
     tl.store(sums + at, _exp_sum(scores, greatest))
-    if HAS_DRAFT:
+    if HAS_DRAFT:  # noqa: SIM102  (known when compiled; the other is not)
         if (k < K) & (warmth > 0):
             row = _slot(mapping, request, n_mapped, n_slots, HAS_MAP)
             y = tl.load(draft + row * draft_stride + k * draft_row + column, mask=inside, other=-float("inf"))
@@ -146,7 +146,7 @@ def _verdict_kernel(  # type: ignore[no-untyped-def]
     way = tl.where(accepted < n_valid, RESIDUAL, PLAIN)
     tl.store(how + request, tl.where(greedy | (readable == 0), SETTLED, way))
     tl.store(log_sums + 2 * request, log_sum)
-    if HAS_DRAFT:
+    if HAS_DRAFT:  # noqa: SIM102
         if (accepted < K) & (accepted < n_valid) & (greedy == 0):
             at_q = (request * K + accepted) * n_blocks + part
             tops_q = tl.load(draft_best + at_q, mask=inside, other=-float("inf"))

@@ -7,7 +7,8 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-triton = pytest.importorskip("triton", reason="Triton is not installed here; vLLM's environments have it")
+pytest.importorskip("triton", reason="Triton is not installed here; vLLM's environments have it")
+import triton
 import triton.language as tl
 
 from impl.ops.draft_sample import draft_sample
@@ -46,9 +47,8 @@ def test_noise_is_the_references():
 
 def rows(n, temperature, seed=3):
     gen = torch.Generator().manual_seed(seed)
-    params = [
-        (t, 0, 1.0, int(s)) for t, s in zip(temperature, torch.randint(0, 2**40, (n,), generator=gen), strict=True)
-    ]
+    seeds = torch.randint(0, 2**40, (n,), generator=gen).tolist()
+    params = [(t, 0, 1.0, s) for t, s in zip(temperature, seeds, strict=True)]
     return SamplingRows.of(params, torch.randint(0, 9999, (n,), generator=gen).tolist(), DEVICE)
 
 
