@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from dsbench.by_host import ByHost, exact_by_host, samples_by_host, steady_by_host
 from dsbench.comparison import Comparison, Numbers
 from dsbench.decide import decide_exact
 from dsbench.errors import InputError
@@ -12,7 +13,7 @@ from dsbench.evidence import BootEvidence
 from dsbench.item_row import compare_by_item
 from dsbench.metrics import Metric
 from dsbench.ratios import compare_ratios
-from dsbench.records import Arm, Observation, Plan, Verdict
+from dsbench.records import ALPHA, Arm, Observation, Plan, Verdict
 from dsbench.reuse import across_time
 from dsbench.sample_row import compare_samples
 from dsbench.stats.exact import compare_exact
@@ -45,13 +46,15 @@ def compare(
         items = compare_by_item(this, baseline, candidate)
         return _undecided(items) if few else items
     numbers = {number: float(_one(seen)) for number, seen in {**baseline, **candidate}.items()}
+    a, b = ({number: numbers[number] for number in arm} for arm in (baseline, candidate))
     if metric.kind == "exact":
-        exact = _exact(this, [numbers[b] for b in baseline], [numbers[b] for b in candidate])
+        steady = steady_by_host(a, b, boots)
+        exact = _exact_on_hosts(this, steady) if steady else _exact(this, list(a.values()), list(b.values()))
         if exact:
             return _undecided(exact) if few else exact
     notes = ["varies between the baseline's own boots: judged as a sample"] if metric.kind == "exact" else []
-    a, b = ({number: numbers[number] for number in arm} for arm in (baseline, candidate))
-    return across_time(plan, compare_samples(this, a, b, blocks, notes))
+    row = across_time(plan, compare_samples(this, a, b, blocks, notes))
+    return samples_by_host(row, a, b, boots, ALPHA)
 
 
 def _undecided(row: Verdict) -> Verdict:
@@ -82,6 +85,30 @@ def _exact(this: Comparison, baseline: Numbers, candidate: Numbers) -> Verdict |
     word = decide_exact(delta if relative is None else math.copysign(abs(relative), delta), this.metric.margin,
                         this.metric.better)  # fmt: skip
     return this.row(word, **counts, candidate=candidate[0], delta=delta, relative=relative, notes=notes)
+
+
+def _exact_on_hosts(this: Comparison, steady: Mapping[str, tuple[float, float, int]]) -> Verdict:
+    """The row of an exact metric that every host repeats: the difference inside each host, if it is one."""
+    found = exact_by_host(steady)
+    rows = [_exact(this, [baseline] * n, [candidate] * n) for baseline, candidate, n in steady.values()]
+    row = next(row for row in rows if row is not None)
+    boots = sum(n for _, _, n in steady.values())
+    update: dict[str, object] = {"by_host": found, "n_baseline": boots, "n_candidate": boots}
+    if found.differs:
+        update |= {"word": "inconclusive", "delta": None, "relative": None, "notes": [_by_host_note(this, found)]}
+    elif len({baseline for baseline, _, _ in steady.values()}) > 1:
+        base = ", ".join(f"{host} {baseline:,.10g}" for host, (baseline, _, _) in steady.items())
+        notes = [*row.notes, f"the baseline reads {base} {this.metric.unit}; the difference is the same on each"]
+        once = min(n for _, _, n in steady.values()) < LEAST_BOOTS
+        alike = not once and len({other.word for other in rows if other is not None}) == 1
+        update |= {"notes": [*notes, ONE_BOOT] if once else notes}
+        update |= {} if alike else {"word": "inconclusive"}
+    return row.model_copy(update=update)
+
+
+def _by_host_note(this: Comparison, found: ByHost) -> str:
+    told = ", ".join(f"{host} {delta:+,.10g} {this.metric.unit}" for host, delta in found.effects.items())
+    return f"differs by host: {told}"
 
 
 def _unexpected(this: Comparison, expected: int, delta: float) -> str:

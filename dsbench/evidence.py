@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from dsbench.fingerprint import Host
 from dsbench.records import (
     BootEnded,
     BootStarted,
@@ -40,6 +41,10 @@ class BootEvidence:
     checks: dict[str, Check] = field(default_factory=dict)
     """By probe."""
     findings: list[Finding] = field(default_factory=list)
+    host: str | None = None
+    """Machine of a pool; None for the harness's own."""
+    repeated: bool = False
+    """Whether an earlier attempt was interrupted."""
 
     @cached_property
     def readings(self) -> dict[str, list[Observation]]:
@@ -62,30 +67,61 @@ class BootEvidence:
 
 
 def gather(plan: Plan, records: Sequence[Record]) -> list[BootEvidence]:
-    """One entry a planned boot, in planned order; attempts before the last are left out."""
-    attempts: dict[int, int] = {}
+    """One entry a planned boot, in planned order; attempts before the last are left out.
+
+    In a pool every host has warm-ups of its own: one entry for each host whose boots are measured.
+    """
+    planned = {boot.number: boot for boot in plan.boots}
+    tries: dict[int, dict[int, str | None]] = {number: {} for number in planned}
+    interrupted: set[tuple[int, str | None]] = set()
     for record in records:
-        if isinstance(record, BootStarted):
-            attempts[record.boot] = record.attempt
-    boots = {planned.number: BootEvidence(planned) for planned in plan.boots}
+        if isinstance(record, BootStarted) and record.boot in tries:
+            tries[record.boot][record.attempt] = record.host
+        elif isinstance(record, BootEnded) and record.status == "interrupted" and record.boot in tries:
+            interrupted.add((record.boot, tries[record.boot].get(record.attempt)))
+    last = {number: max(hosts) for number, hosts in tries.items() if hosts}
+    measuring = {tries[n][last[n]] for n in last if planned[n].phase == "measured"}
+    found: dict[tuple[int, int], BootEvidence] = {}
+    for number, boot in planned.items():
+        of_host = {host: attempt for attempt, host in sorted(tries[number].items())}
+        chosen: dict[str | None, int] = {None: 0}
+        if boot.phase != "measured" and any(measuring):
+            chosen = {host: of_host.get(host, 0) for host in sorted(measuring, key=str)}
+        elif number in last:
+            chosen = {tries[number][last[number]]: last[number]}
+        for host, attempt in chosen.items():
+            repeated = attempt > 1 and any(n == number and (boot.phase == "measured" or h == host)
+                                           for n, h in interrupted)  # fmt: skip
+            # An attempt that never was gets a place of its own, where no record will find it.
+            found[number, attempt or -len(found)] = BootEvidence(boot, host=host, repeated=repeated)
     for record in records:
-        if isinstance(record, Run) or record.boot not in boots or record.attempt != attempts.get(record.boot):
-            continue
-        boot = boots[record.boot]
-        if isinstance(record, Observation):
-            boot.observations.append(record)
-        elif isinstance(record, BootEnded):
-            boot.ended = record
-        elif isinstance(record, Conditions):
-            boot.conditions[record.rank] = record.values
-        elif isinstance(record, Markers):
-            boot.markers.setdefault(record.rank, []).append(record)
-        elif isinstance(record, KvProfile):
-            boot.kv_profiles[record.rank] = record.values
-        elif isinstance(record, Counters):
-            boot.counters.append(record)
-        elif isinstance(record, Finding):
-            boot.findings.append(record)
-        elif isinstance(record, Check):
-            boot.checks[record.probe] = record
-    return list(boots.values())
+        evidence = None if isinstance(record, Run) else found.get((record.boot, record.attempt))
+        if evidence is not None:
+            _add(evidence, record)
+    return list(found.values())
+
+
+def hosts_of(boots: Sequence[BootEvidence], records: Sequence[Record]) -> list[Host]:
+    """The machines of a pool that measured boots ran on; empty without a pool."""
+    known = {host.name: host for record in records if isinstance(record, Run) for host in record.hosts}
+    used = {boot.host for boot in boots if boot.planned.phase == "measured"}
+    return [host for name, host in known.items() if name in used]
+
+
+def _add(boot: BootEvidence, record: Record) -> None:
+    if isinstance(record, Observation):
+        boot.observations.append(record)
+    elif isinstance(record, BootEnded):
+        boot.ended = record
+    elif isinstance(record, Conditions):
+        boot.conditions[record.rank] = record.values
+    elif isinstance(record, Markers):
+        boot.markers.setdefault(record.rank, []).append(record)
+    elif isinstance(record, KvProfile):
+        boot.kv_profiles[record.rank] = record.values
+    elif isinstance(record, Counters):
+        boot.counters.append(record)
+    elif isinstance(record, Finding):
+        boot.findings.append(record)
+    elif isinstance(record, Check):
+        boot.checks[record.probe] = record

@@ -56,6 +56,19 @@ class Fingerprint(BaseModel):
         return [f"{key} {_text(then[key])} -> {_text(new[key])}" for key in then if then[key] != new[key]]
 
 
+class Host(BaseModel):
+    """One machine of a pool, whose blocks are its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """`host1`, `host2`, ..., in the order in which the experiment met them."""
+    node: str
+    """What the pool calls it; the same node is the same host in a later run."""
+    gpus: int
+    fingerprint: Fingerprint
+
+
 @cache
 def fingerprint(interpreter: str | None = None) -> Fingerprint:
     """This machine; versions are those that an engine under `interpreter` (else this one) will find.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dsbench.by_host import differs_reasons, unequal
 from dsbench.claims import corrected, is_unproven_gain
 from dsbench.coherence_findings import coherence_findings
 from dsbench.compare import compare
 from dsbench.comparison import merged
 from dsbench.decide import overall, worst
 from dsbench.effects import effects
-from dsbench.evidence import BootEvidence, gather
+from dsbench.evidence import BootEvidence, gather, hosts_of
 from dsbench.looks import as_reached
 from dsbench.records import (
     EXIT_CODES,
@@ -33,7 +34,8 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
     boots = gather(plan, records)
     usable = [boot for boot in boots if boot.ok and boot.planned.phase == "measured"]
     rows = corrected(plan, [row for arm in plan.arms[1:] for row in _rows(plan, usable, arm)])
-    void = [*void_reasons(plan, boots), *_drift(rows), *_nothing_checked(rows)]
+    void = [*void_reasons(plan, boots), *differs_reasons(rows), *_drift(rows), *_nothing_checked(rows)]
+    hosts = hosts_of(boots, records)
     if void:
         rows = [row.model_copy(update={"word": "void"}) if row.word != "not-run" else row for row in rows]
     arms = [_arm_verdict(arm, [row for row in rows if row.arm == arm.name], bool(void)) for arm in plan.arms[1:]]
@@ -50,8 +52,10 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
         void=void,
         additivity=additivity,
         effects=[] if void else effects(plan, usable),
+        hosts=hosts,
         notes=[
             *plan.notes,
+            *unequal(hosts),
             *_declared_notes(plan, usable),
             *acceptance_findings(plan, usable),
             *law_findings(plan, usable),
@@ -182,7 +186,7 @@ def _boot_notes(plan: Plan, boots: Sequence[BootEvidence]) -> list[str]:
     served = plan.until == "ready"
     if served and not any(counters.values for boot in boots for counters in boot.counters):
         notes.append("the engine shows no counters: a reset inside a boot would not be seen")
-    repeated = sorted({boot.number for boot in boots if boot.ended and boot.ended.attempt > 1})
+    repeated = sorted({boot.number for boot in boots if boot.repeated})
     if repeated:
         notes.append(f"boots repeated after an interruption: {', '.join(map(str, repeated))}")
     return notes

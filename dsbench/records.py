@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from dsbench.by_host import ByHost
 from dsbench.effects import MetricEffects
-from dsbench.fingerprint import Fingerprint
+from dsbench.fingerprint import Fingerprint, Host
 from dsbench.floors import Floor
 from dsbench.matrices import Matrix
 from dsbench.metrics import Kind, Metric
@@ -141,6 +142,8 @@ class Plan(_Noun):
     """When the experiment may stop before its last block; empty where the number of blocks is fixed."""
     reused_from: str | None = None
     """Earlier experiment whose baseline boots stand in for this one's."""
+    pool: str | None = None
+    """What spreads the blocks over hosts, `ray`; None where all boots run on the machine of the harness."""
     policy: Policy | None = None
     """Of the gate that the verdict is held against; None without one."""
     notes: list[str]
@@ -167,23 +170,25 @@ class _OfBoot(_Noun):
 
 
 class Run(_Noun):
-    """The harness began to work on this folder, for the first time or again."""
+    """The harness began to work on this folder, for the first time or again; `hosts` are those of its pool."""
 
     record: Literal["run"] = "run"
     time: str
     pid: int
     harness_version: str
     resumed: bool
+    hosts: list[Host] = []
 
 
 class BootStarted(_OfBoot):
-    """An engine process is about to start."""
+    """An engine process is about to start; `host` is None on the machine of the harness."""
 
     record: Literal["boot_started"] = "boot_started"
     time: str
     arm: str
     block: int | None
     phase: Phase
+    host: str | None = None
 
 
 class Conditions(_OfBoot):
@@ -343,6 +348,7 @@ class Verdict(_Noun):
     needed_effect: float | None = None
     """The claimed change, else the margin, in the terms of `smallest_effect`."""
     needed_unit: Literal["blocks", "boots an arm", "items", "clusters"] = "blocks"
+    by_host: ByHost | None = None
     p_holm: float | None = None
     """p of a claim after Holm: of improvement among all claims, of loss among the arm's tested primaries or guards."""
     notes: list[str] = []
@@ -392,4 +398,6 @@ class ExperimentVerdict(_Noun):
     additivity: list[Additivity]
     effects: list[MetricEffects] = []
     """Of matrices that tell more than each arm against the baseline."""
+    hosts: list[Host] = []
+    """Machines of the pool on which the measured boots ran."""
     notes: list[str]

@@ -8,13 +8,10 @@ from typing import Any
 
 from dsbench.evidence import BootEvidence
 from dsbench.records import Plan, VoidReason
+from dsbench.void_ranks import RANK_RULES, UNCOMPARED, Boots
 
-Boots = Sequence[BootEvidence]
 Place = tuple[int | None, str | None]
 """Rank and item of a reading."""
-
-UNCOMPARED = {"schema", "rank", "pid", "toggles"}
-"""Conditions that differ by nature; toggles are compared with the arm's own."""
 
 
 def void_reasons(plan: Plan, boots: Boots) -> list[VoidReason]:
@@ -116,7 +113,7 @@ def conditions_read(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
 def conditions_agree(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
     """No condition differs between any two boots unless an arm declares it, and none at all within an arm."""
     for rank in sorted({rank for boot in boots for rank in boot.conditions}):
-        read = [(boot, boot.conditions.get(rank, {})) for boot in boots if boot.conditions]
+        read = [(boot, boot.conditions[rank]) for boot in boots if rank in boot.conditions]
         found = sorted({name for _, values in read for name in values} - UNCOMPARED)
         for key, among in [(name, arms) for name in found for arms in _must_agree(plan, name)]:
             groups: dict[str, list[BootEvidence]] = defaultdict(list)
@@ -177,55 +174,20 @@ def conditions_as_planned(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
                     )
 
 
-def markers_right(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
-    """In every boot and rank the arm's own toggles took their branch, and no other toggle did."""
-    missing: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    partial: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    misplaced: dict[tuple[str, str], list[int]] = defaultdict(list)
+def blocks_whole(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
+    """Every block ran on one host: a difference between hosts is none between arms."""
+    hosts: dict[int, dict[str, int]] = defaultdict(dict)
     for boot in boots:
-        arm = plan.arm(boot.planned.arm)
-        last = boot.last_markers()
-        for rank in sorted({*boot.conditions, *last}):
-            taken = last[rank].taken if rank in last else {}
-            for toggle in arm.takes:
-                refused = last[rank].refused.get(toggle) if rank in last else None
-                if taken.get(toggle, 0) < 1:
-                    missing[arm.name, toggle, _refusals(refused)].append(boot.number)
-                elif refused:
-                    partial[arm.name, toggle, "; ".join(sorted(refused))].append(boot.number)
-            for toggle, count in taken.items():
-                if count and toggle not in arm.on:
-                    misplaced[arm.name, toggle].append(boot.number)
-    for (arm_name, toggle, why), numbers in missing.items():
+        if boot.planned.block is not None:
+            hosts[boot.planned.block][boot.host or "this machine"] = boot.number
+    split = {block: of_block for block, of_block in hosts.items() if len(of_block) > 1}
+    for block, of_block in split.items():
         yield VoidReason(
-            code="marker-missing",
-            text=f"toggle {toggle} is on in {arm_name} but its branch was never taken{why}",
-            mend="a toggle that did not act cannot be judged: meet its preconditions, or restore its branch",
-            arm=arm_name,
-            boots=sorted(set(numbers)),
+            code="block-split",
+            text=f"block {block} ran on {' and '.join(of_block)}",
+            mend="a block stays whole on one host: run it again there",
+            boots=sorted(of_block.values()),
         )
-    for (arm_name, toggle, why), numbers in partial.items():
-        yield VoidReason(
-            code="marker-refused",
-            text=f"toggle {toggle} took its branch in {arm_name} at some places and was refused at others: {why}",
-            mend="the arm is only partly what it says: meet the precondition wherever the toggle is to act",
-            arm=arm_name,
-            boots=sorted(set(numbers)),
-        )
-    for (arm_name, toggle), numbers in misplaced.items():
-        yield VoidReason(
-            code="marker-misplaced",
-            text=f"toggle {toggle} is off in {arm_name} but its branch was taken",
-            mend="the arm is not what it says: look for a switch that is read from elsewhere than DSBENCH_TOGGLES",
-            arm=arm_name,
-            boots=sorted(set(numbers)),
-        )
-
-
-def _refusals(reasons: dict[str, int] | None) -> str:
-    if not reasons:
-        return " (no marker, no refusal)"
-    return " (refused: " + ", ".join(f"{reason} x{count}" for reason, count in sorted(reasons.items())) + ")"
 
 
 def logs_apart(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
@@ -382,7 +344,8 @@ RULES: tuple[Callable[[Plan, Boots], Iterator[VoidReason]], ...] = (
     conditions_read,
     conditions_as_planned,
     conditions_agree,
-    markers_right,
+    *RANK_RULES,
+    blocks_whole,
     logs_apart,
     clocks_apart,
     one_engine_a_boot,

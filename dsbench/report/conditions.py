@@ -10,7 +10,7 @@ from typing import Any
 from dsbench.evidence import BootEvidence
 from dsbench.records import Plan
 from dsbench.report.table import declared_lines, ranges
-from dsbench.void import UNCOMPARED
+from dsbench.void_ranks import UNCOMPARED
 
 
 @dataclass(frozen=True)

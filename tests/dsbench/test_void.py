@@ -47,6 +47,38 @@ def copied_readings(records):
     )
 
 
+def in_ranks(records, n=2):
+    """The same records with what rank 0 wrote written by every rank, and with the number of ranks among the facts."""
+    found = []
+    for record in records:
+        if isinstance(record, r.Conditions):
+            record = record.model_copy(update={"values": record.values | {"tp": n, "load_format": "auto"}})
+        if isinstance(record, r.KvProfile):
+            record = record.model_copy(update={"values": record.values | {"block_bytes": 65_536}})
+        found.append(record)
+        if getattr(record, "rank", None) != 0:
+            continue
+        for rank in range(1, n):
+            other = record.model_copy(update={"rank": rank})
+            if isinstance(other, r.Markers):
+                other = other.model_copy(update={"pid": other.pid + 500 * rank})
+            if isinstance(other, r.Conditions):
+                own = {"rank": rank, "pid": other.values["pid"] + 500 * rank}
+                other = other.model_copy(update={"values": other.values | own})
+            found.append(other)
+    return found
+
+
+def of_rank_1(records, kind, values, boot):
+    """One rank of one boot, or of every boot alike (None), writes other values."""
+    return [
+        x.model_copy(update={"values": x.values | values})
+        if isinstance(x, kind) and x.rank == 1 and boot in (None, x.boot)
+        else x
+        for x in records
+    ]
+
+
 # Boots of the plan with seed 0: 1 and 2 warm-ups, then 3 and 4 in block 1, 5 and 6 in block 2.
 BROKEN = {
     "boot-failed": log(status="failed", reason="engine ended with code 1"),
@@ -66,6 +98,15 @@ BROKEN = {
     "condition-differs  ": condition(only_here=1),
     "condition-not-in-effect": condition(dims={"max_num_batched_tokens": 128}),
     "toggles-not-in-effect": condition(toggles=["mtp_hidden_skip"]),
+    "block-split": lambda records: change(records, r.BootStarted, lambda s: {"host": "host2"}),
+    "rank-silent": lambda records: change(
+        in_ranks(records), r.Conditions, lambda c: {"rank": 0, "values": c.values | {"rank": 0}}
+    ),
+    "rank-silent ": lambda records: [
+        x for x in in_ranks(records) if not (isinstance(x, r.KvProfile) and (x.boot, x.rank) == (FOURTH, 1))
+    ],
+    "ranks-disagree": lambda records: of_rank_1(in_ranks(records), r.Conditions, {"load_format": "dummy"}, None),
+    "ranks-disagree ": lambda records: of_rank_1(in_ranks(records), r.KvProfile, {"block_bytes": 7}, FOURTH),
     "shared-log": log(log="boots/3/engine.log"),
     "shared-log ": log(log_sha256=f"{3:064x}"),
     "identical-readings": copied_readings,
@@ -102,6 +143,7 @@ def test_a_broken_rule_voids(make_plan, make_records, code):
     verdict = judge(plan, BROKEN[code](make_records(plan)))
     # What is planted as a condition of one boot only is an undeclared difference as well.
     also = {key: ["condition-differs"] for key in ("condition-not-in-effect", "kv-pinned ")}
+    also["block-split"] = ["boot-missing"]  # a host has warm-ups of its own
     assert codes(verdict) == sorted([code.strip(), *also.get(code, [])])
     assert (verdict.word, verdict.exit_code) == ("void", 4)
     assert verdict.sentence.startswith("Void, reason ")
@@ -180,18 +222,7 @@ def test_a_kv_suite_needs_no_server(make_plan, make_records):
 
 def test_a_boot_of_two_ranks_is_one_engine(make_plan, make_records):
     plan = make_plan()
-    records = []
-    for record in make_records(plan):
-        records.append(record)
-        if isinstance(record, r.Conditions | r.Markers | r.KvProfile) or getattr(record, "rank", None) == 0:
-            other = record.model_copy(update={"rank": 1})
-            if isinstance(other, r.Markers):
-                other = other.model_copy(update={"pid": other.pid + 500})
-            if isinstance(other, r.Conditions):
-                other = other.model_copy(
-                    update={"values": other.values | {"rank": 1, "pid": other.values["pid"] + 500}}
-                )
-            records.append(other)
+    records = in_ranks(make_records(plan))
     verdict = judge(plan, records)
     assert verdict.void == []
     assert verdict.word == "improved"
@@ -219,3 +250,55 @@ def test_every_rule_is_one_of_the_broken_ones(make_plan, make_records, monkeypat
                 if code.strip() not in codes(judge(plan, plant(make_records(plan))))
             ]
         assert missed, rule.__name__
+
+
+# --- ranks ----------------------------------------------------------------------------------------------------------
+
+
+def without_rank(records, rank, *kinds):
+    return [x for x in records if not (isinstance(x, kinds) and x.rank == rank)]
+
+
+def test_a_rank_that_is_silent_in_every_boot_is_missed(make_plan, make_records):
+    """No other boot has what it lacks, so only the number of ranks tells."""
+    plan = make_plan()
+    records = without_rank(in_ranks(make_records(plan)), 1, r.Conditions, r.Markers, r.KvProfile, r.Observation)
+    verdict = judge(plan, records)
+    assert codes(verdict) == ["marker-missing", "rank-silent"]
+    said = [reason.text for reason in verdict.void if reason.code == "rank-silent"]
+    assert said == ["rank 1 wrote no conditions: unknown", "rank 1 wrote no KV profile: unknown"]
+
+
+def test_a_rank_without_markers_voids_a_toggle(make_plan, make_records):
+    plan = make_plan()
+    verdict = judge(plan, without_rank(in_ranks(make_records(plan)), 1, r.Markers))
+    assert codes(verdict) == ["marker-missing"]
+    assert verdict.void[0].boots == [3, 6]
+
+
+def test_one_rank_that_took_its_branch_is_not_both(make_plan, make_records):
+    plan = make_plan()
+    records = [
+        x.model_copy(update={"taken": {}}) if isinstance(x, r.Markers) and (x.boot, x.rank) == (6, 1) else x
+        for x in in_ranks(make_records(plan))
+    ]
+    verdict = judge(plan, records)
+    assert codes(verdict) == ["marker-missing"]
+    assert verdict.void[0].boots == [6]
+
+
+def test_an_engine_known_by_its_log_alone_has_the_ranks_that_were_seen(make_plan, make_records):
+    plan = make_plan("mhc_input_reuse")
+    records = [
+        x.model_copy(update={"values": x.values | {"tp": 2, "source": "log and HTTP"}})
+        if isinstance(x, r.Conditions)
+        else x
+        for x in make_records(plan)
+    ]
+    assert judge(plan, records).void == []
+
+
+def test_four_ranks_that_agree_are_sound(make_plan, make_records):
+    plan = make_plan()
+    verdict = judge(plan, in_ranks(make_records(plan), 4))
+    assert (verdict.word, verdict.void) == ("improved", [])

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner
 
-from dsbench import judge, void
+from dsbench import by_host, judge, void, void_ranks
 from dsbench.cli import main
 from dsbench.metrics import Kind
 from dsbench.records import Observation
@@ -24,11 +24,15 @@ STORED = Path(__file__).resolve().parents[3] / "results" / "selftest"
 pytestmark = pytest.mark.skipif(not STORED.parent.exists(), reason="this tree was shipped without results/")
 
 UNPLANTED = {
+    "block-split": "takes a pool of several hosts",
+    "host-differs": "takes a pool of several hosts",
+    "rank-silent": "takes an engine of several ranks",
+    "ranks-disagree": "takes an engine of several ranks",
     "boot-missing": "an experiment that was stopped: it is resumed, and no selftest is graded before its end",
     "foreign-process": "takes a GPU and another process on it",
     "not-run": "a second net: readings are missing only where a check or a boot is, which is said first",
 }
-"""Codes that no plant can give here, and why; tests/dsbench/test_void.py and test_judge.py show that they are given."""
+"""Codes that no plant can give here, and why; tests/dsbench/test_void.py, test_judge.py and test_by_host.py show that they are given."""
 
 
 def nothing(*_: object) -> Iterator[None]:
@@ -46,7 +50,7 @@ def _codes_of(function):
 
 RULES = {
     name: (module, function)
-    for module in (void, judge)
+    for module in (void, void_ranks, by_host, judge)
     for name, function in vars(module).items()
     if inspect.isfunction(function)
     and function.__module__ == module.__name__
@@ -61,7 +65,9 @@ PLANTED = {name: rule for name, rule in RULES.items() if _codes_of(rule[1]) - se
 def test_the_rules_are_found():
     assert {rule.__name__ for rule in void.RULES} < set(RULES)
     assert {"boots_ended", "checks_ran", "_drift", "_nothing_checked"} < set(RULES)
-    assert set(RULES) - set(PLANTED) == {"_nothing_checked"}
+    assert set(RULES) - set(PLANTED) == {
+        "_nothing_checked", "blocks_whole", "differs_reasons", "ranks_agree", "ranks_speak",
+    }  # fmt: skip
 
 
 def test_every_code_has_a_plant_or_a_reason_for_having_none():
