@@ -96,7 +96,7 @@ def history(key: str, out: Path, *, arm: str | None = None, like: str | None = N
         boots, why = _boots(folder, other, arms)
         point = None if why else _point(metric, other, arms, boots)
         if point is None:
-            left_out[other.id] = why or "no boot has a reading of it"
+            left_out[other.id] = why or "no boot has a figure of it"
             continue
         read = conditions_of(other, boots, arms[0].name) | {"seed": other.seed}
         changed = {} if before is None else differing(before, read)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dsbench.report.columns import console, widths, wrapped
+from dsbench.report.visible import visible
 
 EMPTY = ("", "-")
 
@@ -62,7 +63,7 @@ def print_note(text: str, indent: int = 0) -> None:
 
 def cell_text(cell: object) -> str:
     """Whole numbers with thousands separators, others as they are."""
-    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else visible(str(cell))
 
 
 def _is_figure(text: str) -> bool:

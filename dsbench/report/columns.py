@@ -9,6 +9,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from dsbench.report.visible import visible
+
 PIPE_WIDTH = 10_000
 """Columns when the output is no terminal and nothing says how wide it is: no line is wrapped."""
 GAP = 3
@@ -37,6 +39,7 @@ def wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
 
     A word that is longer than a line is not cut: a name, a path and a figure stay whole.
     """
+    text = visible(text)
     start = text[: len(text) - len(text.lstrip())]
     lines = textwrap.wrap(
         text.strip(), max(1, width), initial_indent=start, subsequent_indent=start + indent,

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from dsbench.gate import Check, Outcome
 from dsbench.report.gate import MARKS, place, told
 from dsbench.report.table import change, difference, how
+from dsbench.report.visible import visible
 
 
 def annotation_lines(outcome: Outcome) -> Iterator[str]:
-    """Workflow commands, one line each: errors first, then a notice with the sentence."""
+    """Workflow commands, one line each: the sentence first, as GitHub shows the first ten of a level and no more."""
+    yield _command("notice" if outcome.word == "passed" else "error", "dsbench gate", outcome.sentence)
     for reason in outcome.void:
         yield _command("error", f"dsbench: void, {reason.code}", f"{reason.text}. Mend: {reason.mend}")
     for check in outcome.checks:
         if check.status in ("failed", "missing", "rerun"):
             level = "warning" if check.status == "rerun" else "error"
             yield _command(level, f"dsbench: {check.arm} {place(check)}", f"{told(check)}. What to do: {check.mend}")
-    yield _command("notice" if outcome.word == "passed" else "error", "dsbench gate", outcome.sentence)
 
 
 def step_summary(name: str, outcome: Outcome) -> str:
@@ -39,7 +40,7 @@ def step_summary(name: str, outcome: Outcome) -> str:
         ]
     lines += [f"- void, {reason.code}: {_cell(reason.text)}. Mend: {_cell(reason.mend)}" for reason in outcome.void]
     lines += [f"- {check.arm} {place(check)}: {_cell(check.mend)}" for check in outcome.checks if check.mend]
-    return "\n".join(lines).rstrip() + "\n\n"
+    return visible("\n".join(lines).rstrip()) + "\n\n"
 
 
 def _row(check: Check) -> str:
@@ -50,7 +51,7 @@ def _row(check: Check) -> str:
 
 def _cell(text: str) -> str:
     """Text that Markdown shows as it is, in one cell."""
-    for sign in ("\\", "|", "*", "_", "`", "<", "[", "~"):
+    for sign in ("\\", "|", "*", "_", "`", "<", "[", "~", "&", "$"):
         text = text.replace(sign, f"\\{sign}")
     return " ".join(text.split())
 
@@ -60,7 +61,7 @@ def _command(level: str, title: str, message: str) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return visible(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

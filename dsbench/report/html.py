@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsbench.errors import InputError
 from dsbench.report.page import Page
 from dsbench.report.units import gain, size
+from dsbench.report.visible import visible
 
 TEMPLATE = "report.html.j2"
 
@@ -25,7 +26,7 @@ def html(page: Page) -> str:
         lstrip_blocks=True,
     )
     figures = {"size": size, "gain": gain, "bytes": _bytes, "bytes_change": _change, "tensors": _tensors}
-    return environment.get_template(TEMPLATE).render(page=page, **figures) + "\n"
+    return visible(environment.get_template(TEMPLATE).render(page=page, **figures)) + "\n"
 
 
 def _bytes(value: int | None) -> str:

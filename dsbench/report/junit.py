@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 from dsbench.gate import Check, Outcome
 from dsbench.report.gate import place, told
 from dsbench.report.table import change
+from dsbench.report.visible import REPLACEMENT, visible
 
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold, not even escaped."""
@@ -55,4 +56,4 @@ def _case(suite: ET.Element, check: Check) -> None:
 
 
 def _text(text: str) -> str:
-    return _ILLEGAL.sub("\ufffd", text)
+    return _ILLEGAL.sub(REPLACEMENT, visible(text))

@@ -9,8 +9,9 @@ from dsbench.report.memory import KvRow
 from dsbench.report.page import ArmPage, Page
 from dsbench.report.readings import Curves, Spread
 from dsbench.report.units import gain, short, size
+from dsbench.report.visible import visible
 
-_SPECIAL = re.compile(r"([\\`*\[\]<|~#]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+_SPECIAL = re.compile(r"([\\`*\[\]<|~#&$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 
 
 def markdown(page: Page) -> str:
@@ -19,7 +20,7 @@ def markdown(page: Page) -> str:
         _head(page), _changes(page), _kv(page), _verdicts(page), _curves(page), _flips(page), _void(page),
         _conditions(page), _rerun(page),
     ]  # fmt: skip
-    return "\n".join("\n".join(lines) + "\n" for lines in map(list, sections) if lines)
+    return visible("\n".join("\n".join(lines) + "\n" for lines in map(list, sections) if lines))
 
 
 def plain(text: str) -> str:

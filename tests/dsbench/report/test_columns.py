@@ -31,6 +31,13 @@ def test_a_table_without_rows_is_its_head(printed):
     assert printed(80, [], columns=("result", "")).split() == ["title", "result", "─" * 6 + "─" * 3]
 
 
+def test_texts_of_others_do_not_act_on_the_terminal(printed):
+    text = printed(80, [("a\x1b[31mb\ud800c", 1)], columns=("name", "n"), title="t\x07\u202e")
+    assert "a\ufffd[31mb\ufffdc" in text
+    assert "t\ufffd\ufffd" in text
+    assert wrapped("a\x1bb", 80) == ["a\ufffdb"]
+
+
 @given(rows=ROWS, width=st.integers(20, 160))
 def test_widths_fit_and_break_no_word(rows, width):
     cells = [[table.cell_text(cell) for cell in row] for row in rows]

@@ -64,11 +64,22 @@ def test_any_text_is_xml_and_one_line_of_a_command(why, mend):
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", table[0])) == 9
 
 
+def test_nothing_acts_on_the_log_or_on_the_page():
+    evil = "\x00\x1b[31m\u202e\ud800 $x$ &lt;"
+    outcome = Outcome("failed", 1, evil, [Check("a", "kv.blocks", "improve", "failed", evil, evil)], [])
+    summary = step_summary("id", outcome)
+    for text in (*annotation_lines(outcome), summary, junit_xml("name", outcome)):
+        assert not re.search("[\x00\x1b\u202e\ud800]", text)
+        text.encode()
+    assert "\\$x\\$ \\&lt;" in summary
+
+
 def test_annotations_say_what_failed_and_what_is_open(slow):
     lines = list(annotation_lines(slow))
-    assert [line.split(" ")[0] for line in lines] == ["::warning", "::error", "::error", "::error"]
-    assert lines[1].startswith("::error title=dsbench%3A slow-step decode.tps.c1::decode.tps.c1 -")
-    assert "%25 interval" in lines[1]
+    assert [line.split(" ")[0] for line in lines] == ["::error", "::warning", "::error", "::error"]
+    assert lines[0] == f"::error title=dsbench gate::{slow.sentence}"
+    assert lines[2].startswith("::error title=dsbench%3A slow-step decode.tps.c1::decode.tps.c1 -")
+    assert "%25 interval" in lines[2]
 
 
 def test_the_summary_is_a_table_of_all_checks(slow):

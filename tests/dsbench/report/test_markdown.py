@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import dsbench
 from dsbench.judge import judge
+from dsbench.report.html import html
 from dsbench.report.markdown import markdown, plain
 from dsbench.report.page import page
 
@@ -50,5 +51,14 @@ def test_a_text_stays_one_cell_and_no_markup(text):
     cell = plain(text)
     assert "\n" not in cell
     unescaped = cell.replace("\\\\", "")
-    for character in "|<`*":
+    for character in "|<`*&$":
         assert unescaped.count(character) == unescaped.count(f"\\{character}")
+
+
+def test_a_reply_cannot_act_on_the_page_or_on_a_terminal(make_plan, make_records):
+    plan = make_plan().model_copy(update={"notes": ["log \x00\x1b[2J\u202e end"]})
+    records = make_records(plan)
+    found = page(plan, records, judge(plan, records))
+    for text in (markdown(found), html(found)):
+        assert "log \ufffd\ufffd" in text
+        assert not {"\x00", "\x1b", "\u202e"} & set(text)
