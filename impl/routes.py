@@ -13,9 +13,11 @@ from contextlib import AbstractAsyncContextManager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from impl import tokenizer
 from impl.chat_reply import ReplySplitter
@@ -62,7 +64,12 @@ class Routes:
                 Route("/v1/completions", self.completions, methods=["POST"]),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
             ],
-            exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unexpected},
+            exception_handlers={
+                ApiError: _api_error,
+                HTTPException: _http_error,
+                ClientDisconnect: _gone,
+                Exception: _unexpected,
+            },
             lifespan=lifespan,
         )
 
@@ -126,7 +133,7 @@ class Routes:
         events: asyncio.Queue[TokenEvent] = asyncio.Queue()
         self._submit(choices, events)
         if body.stream:
-            return StreamingResponse(self._stream(answer, choices, events), media_type="text/event-stream")
+            return _Events(self._stream(answer, choices, events), lambda: self._abort(choices))
         return await self._collect(http, answer, choices, events)
 
     def _submit(self, choices: list[Choice], events: asyncio.Queue[TokenEvent]) -> None:
@@ -152,7 +159,7 @@ class Routes:
         try:
             await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not collecting.done():
-                return Response(status_code=499)  # nobody reads it
+                return _nobody_reads()
             collecting.result()
             return JSONResponse(answer.whole(choices))
         finally:
@@ -163,31 +170,42 @@ class Routes:
     async def _stream(
         self, answer: Answer, choices: list[Choice], events: asyncio.Queue[TokenEvent]
     ) -> AsyncIterator[str]:
-        """Server-sent events, one a token. The generator is closed when the client goes away."""
+        """Server-sent events, one a token."""
         by_request = {choice.request: choice for choice in choices}
         offsets = dict.fromkeys(by_request, 0)
-        try:
-            if answer.kind == "chat":
-                yield _sse(answer.role_chunk(0))
-            while any(choice.finish_reason is None for choice in choices):
-                event = await events.get()
-                added = by_request[event.request].add(event)
-                if event.finish_reason == "error":
-                    yield _sse(_engine_error(event).body())
-                    break
-                yield _sse(answer.chunk(added, offsets[event.request]))
-                offsets[event.request] += len(tokenizer.decode(added.tokens))
-            else:
-                if answer.with_usage:
-                    yield _sse(answer.usage_chunk(choices))
-            yield "data: [DONE]\n\n"
-        finally:
-            self._abort(choices)
+        if answer.kind == "chat":
+            yield _sse(answer.role_chunk(0))
+        while any(choice.finish_reason is None for choice in choices):
+            event = await events.get()
+            added = by_request[event.request].add(event)
+            if event.finish_reason == "error":
+                yield _sse(_engine_error(event).body())
+                break
+            yield _sse(answer.chunk(added, offsets[event.request]))
+            offsets[event.request] += len(tokenizer.decode(added.tokens))
+        else:
+            if answer.with_usage:
+                yield _sse(answer.usage_chunk(choices))
+        yield "data: [DONE]\n\n"
 
     def _abort(self, choices: list[Choice]) -> None:
         for choice in choices:
             if choice.finish_reason is None:
                 self.engine.abort(choice.request)
+
+
+class _Events(StreamingResponse):
+    """A stream that calls `end` however it ends, also where its client is gone before the first event was asked for."""
+
+    def __init__(self, events: AsyncIterator[str], end: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
 
 
 async def _take_all(choices: list[Choice], events: asyncio.Queue[TokenEvent]) -> None:
@@ -222,6 +240,15 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = ApiError(error.status_code, f"{http.method} {http.url.path}: {error.detail}")
     return JSONResponse(known.body(), status_code=error.status_code, headers=error.headers)
+
+
+async def _gone(_: HttpRequest, __: Exception) -> Response:
+    """The client has left in the middle of its own request."""
+    return _nobody_reads()
+
+
+def _nobody_reads() -> Response:
+    return Response(status_code=499)
 
 
 async def _unexpected(_: HttpRequest, error: Exception) -> Response:

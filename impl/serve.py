@@ -94,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     add("--eager", action="store_true", help="do not capture and replay graphs")
     add("--capture", choices=["draft", "rounds"], default="draft",
         help="what graphs hold: the DSpark draft's passes, or also the target's forward over decodes")  # fmt: skip
+    add("--max-waiting", type=_count, default=1024, help="requests that may wait; more are answered 429")
     add("--max-body-bytes", type=_count, default=8 << 20, help="longest HTTP body taken")
     add("--until", choices=["profile", "ready-forever"], default="ready-forever", help="profile: write the files, exit")
     return flags
@@ -184,7 +185,7 @@ def serve(args: argparse.Namespace, config: EngineConfig, handshake: Handshake, 
 
 async def _serve(args: argparse.Namespace, config: EngineConfig, handshake: Handshake, listener: socket.socket) -> int:
     limits = Limits(config.dims.name, config.dims.vocab_size, config.dims.max_model_len)
-    engine = Engine(lambda: boot(config, handshake), EngineMetrics(config.dims.name))
+    engine = Engine(lambda: boot(config, handshake), EngineMetrics(config.dims.name), args.max_waiting)
     routes = Routes(engine, limits, config.seed, args.max_body_bytes)
 
     @contextlib.asynccontextmanager

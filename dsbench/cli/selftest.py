@@ -17,7 +17,13 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--kills", type=click.IntRange(1, 10_000), metavar="N", help="kill -9 at N random moments; go on each time."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the moments of --kills.")
+@click.option(
+    "--soak",
+    type=click.FloatRange(0, 10_000, min_open=True),
+    metavar="MINUTES",
+    help="64 streams on an engine whose memory is too small for them.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn at random.")
 @click.option("--only", metavar="NAME", multiple=True, help="This defect or fault only; repeat for several.")
 @click.option("--from", "stored_in", type=FOLDER, metavar="DIR", help="Grade a stored run again, without boots.")
 @click.option(
@@ -35,6 +41,7 @@ def selftest(
     ctx: click.Context,
     faults: bool,
     kills: int | None,
+    soak: float | None,
     seed: int,
     only: tuple[str, ...],
     stored_in: Path | None,
@@ -46,14 +53,21 @@ def selftest(
 
     The runs are of the embedded engine. Faulted arms share a baseline, and in one arm of each group nothing is
     planted. --faults and --kills run `dsbench ab` many times and disturb it from outside; they keep its results
-    only where --out is given. Exit codes: 0 all caught and nothing called broken that is not, 1 otherwise, 2 usage.
+    only where --out is given, as --soak keeps its samples. Exit codes: 0 all caught and nothing called broken that is
+    not, 1 otherwise, 2 usage.
     """
+    given = ctx.get_parameter_source("out") == ParameterSource.COMMANDLINE
+    if soak is not None:
+        from dsbench.cli.selftest_soak import soaked
+
+        if faults or kills is not None or stored_in is not None or only:
+            raise click.UsageError("--soak, --faults, --kills, --from and --only are not given together")
+        return soaked(soak, seed, out if given else None, as_json)
     if faults or kills is not None:
         from dsbench.cli.selftest_runs import disturbed
 
         if stored_in is not None or (faults and kills is not None) or (kills is not None and only):
             raise click.UsageError("--faults, --kills, --from and (with --kills) --only are not given together")
-        given = ctx.get_parameter_source("out") == ParameterSource.COMMANDLINE
         return disturbed(only, kills, seed, out if given else None, without, as_json)
     from dsbench.cli.table import print_table
     from dsbench.errors import InputError

@@ -64,6 +64,8 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._preemptions_seen = 0
+        self._n_arriving = 0
+        """Requests in the inbox; aborts are there too, and wait for nothing."""
         # Held while the state is read and a request is put, so that none comes after the last look in the inbox.
         self._lock = threading.Lock()
 
@@ -96,8 +98,9 @@ class Engine:
             refusal = self.runner.scheduler.refusal(request.most_tokens)
             if refusal:
                 raise ValueError(refusal)
-            if len(self.runner.scheduler.waiting) + self._inbox.qsize() >= self.max_waiting:
+            if len(self.runner.scheduler.waiting) + self._n_arriving >= self.max_waiting:
                 raise QueueFullError(f"{self.max_waiting} requests are waiting already: try again later")
+            self._n_arriving += 1
             self._inbox.put(_Add(request, events))
 
     def abort(self, request: Request) -> None:
@@ -161,7 +164,9 @@ class Engine:
         request = message.request
         if isinstance(message, _Add):
             self._events[request] = message.events
-            runner.scheduler.add(request)
+            with self._lock:
+                self._n_arriving -= 1
+                runner.scheduler.add(request)
         elif request in self._events:
             runner.scheduler.finish(request, "abort")
             del self._events[request]
