@@ -1,0 +1,135 @@
+"""mHC in Triton against the torch reference: on a GPU, or by Triton's interpreter."""
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="Triton is not installed here; vLLM's environments have it")
+
+from impl.ops import mhc as reference
+from impl.ops.triton import mhc as kernels
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+STEP = 2**-8 if DEVICE == "cuda" else 2**-7
+"""One rounding to bf16 as a share of the largest value added up; the interpreter cuts bits off where the GPU rounds."""
+HIDDEN = 128
+TOKENS = [1, 7, 8, 16, 17, 32, 33]
+SMALL_TILES = {"tokens": 16, "columns": 32, "span": 64}
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def acts(n, seed=0):
+    """Mixing matrices far from symmetric, so that a transposed one is seen."""
+    comb = torch.softmax(3 * normal(n, 4, 4, seed=seed + 3), -1)
+    post = 2 * torch.sigmoid(normal(n, 4, seed=seed + 2))
+    return normal(n, 4, HIDDEN, seed=seed).bfloat16(), normal(n, HIDDEN, seed=seed + 1).bfloat16(), post, comb
+
+
+def seam_weights(iters=20):
+    norm = 1 + 0.1 * normal(HIDDEN, seed=14)
+    fn = normal(24, 4 * HIDDEN, seed=11) / 16
+    return reference.SeamWeights(fn, 1 + 0.1 * normal(3, seed=12), normal(24, seed=13), norm, 1e-6, 1e-6, iters)
+
+
+def head_weights():
+    fn = normal(4, 4 * HIDDEN, seed=21) / 16
+    return reference.HeadWeights(fn, 1 + 0.1 * normal(1, seed=22), normal(4, seed=23), 1e-6, 1e-6)
+
+
+def close(found, expected, size, roundings=1):
+    return bool(((found.float() - expected.float()).abs() <= roundings * STEP * size + 1e-6).all())
+
+
+@pytest.mark.parametrize("n", TOKENS)
+def test_streams_and_means(n):
+    residual, y, post, comb = acts(n)
+    expected = reference.post_streams(residual, y, post, comb)
+    found = kernels.post_streams(residual, y, post, comb)
+    size = reference.post_rows(residual.abs(), y.abs(), post, comb).float()
+    assert close(found, expected, size)
+    mean = torch.empty_like(y)
+    kernels.post_mean(residual, y, post, comb, mean, tokens=2, columns=32)
+    assert close(mean, found.float().mean(1), size.mean(1))
+    kernels.post_streams(residual, y, post, comb, out=residual)
+    assert torch.equal(residual, found)
+
+
+@pytest.mark.parametrize("n", TOKENS)
+def test_the_seam_and_its_own_streams(n):
+    """Gates and layer input against PRE of the streams that the kernel itself wrote: no rounding to argue about."""
+    residual, y, post, comb = acts(n, seed=50)
+    found = kernels.seam(residual, y, post, comb, seam_weights(), **SMALL_TILES)
+    assert torch.equal(found.residual, kernels.post_streams(residual, y, post, comb))
+    expected = reference.pre(found.residual, seam_weights())
+    torch.testing.assert_close(found.post, expected.post, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.comb, expected.comb, atol=1e-4, rtol=0)
+    largest = expected.layer_input.float().abs().amax(1, keepdim=True)
+    assert close(found.layer_input, expected.layer_input, largest, roundings=2)
+
+
+@pytest.mark.parametrize("n", [1, 16, 17])
+def test_the_seam_in_place_is_bitwise_the_fresh_one(n):
+    """At small numbers of tokens too: a program overwrites what it alone reads."""
+    residual, y, post, comb = acts(n, seed=60)
+    fresh = kernels.seam(residual, y, post, comb, seam_weights())
+    placed = kernels.seam(residual, y, post, comb, seam_weights(), residual_out=residual, input_out=y)
+    assert placed.residual.data_ptr() == residual.data_ptr()
+    assert placed.layer_input.data_ptr() == y.data_ptr()
+    assert all(torch.equal(a, b) for a, b in zip(placed, fresh, strict=True))
+
+
+@pytest.mark.parametrize("tuning", [{"chunk": 16}, {"tokens": 32, "columns": 64, "span": 128}])
+def test_tuning_changes_the_gates_by_rounding_only(tuning):
+    residual, y, post, comb = acts(33, seed=70)
+    plain = kernels.seam(residual, y, post, comb, seam_weights(), **SMALL_TILES)
+    tuned = kernels.seam(residual, y, post, comb, seam_weights(), **{**SMALL_TILES, **tuning})
+    assert torch.equal(plain.residual, tuned.residual)
+    torch.testing.assert_close(plain.comb, tuned.comb, atol=1e-5, rtol=0)
+    torch.testing.assert_close(plain.post, tuned.post, atol=1e-5, rtol=0)
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_batch():
+    residual, y, post, comb = acts(17, seed=80)
+    batch = kernels.seam(residual, y, post, comb, seam_weights(), **SMALL_TILES)
+    alone = kernels.seam(residual[9:10], y[9:10], post[9:10], comb[9:10], seam_weights(), **SMALL_TILES)
+    assert all(torch.equal(a[9:10], b) for a, b in zip(batch, alone, strict=True))
+
+
+@pytest.mark.parametrize("n", [1, 17])
+def test_pre(n):
+    residual = acts(n, seed=90)[0]
+    found, expected = kernels.pre(residual, seam_weights(iters=3)), reference.pre(residual, seam_weights(iters=3))
+    assert found.residual is residual
+    torch.testing.assert_close(found.post, expected.post, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.comb, expected.comb, atol=1e-4, rtol=0)
+    largest = expected.layer_input.float().abs().amax(1, keepdim=True)
+    assert close(found.layer_input, expected.layer_input, largest, roundings=2)
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_the_head_with_and_without_the_mean(n):
+    residual, y, post, comb = acts(n, seed=100)
+    streams = kernels.post_streams(residual, y, post, comb)
+    alone, beside, mean = (torch.empty_like(y) for _ in range(3))
+    kernels.post_head(residual, y, post, comb, head_weights(), alone, **SMALL_TILES)
+    kernels.post_head(residual, y, post, comb, head_weights(), beside, mean, **SMALL_TILES)
+    assert torch.equal(alone, beside)
+    size = streams.float().abs().sum(1)
+    assert close(alone, reference.head(streams, head_weights()), size)
+    assert close(mean, streams.float().mean(1), size / 4)
+    kernels.post_head(residual, y, post, comb, head_weights(), y, **SMALL_TILES)
+    assert torch.equal(y, alone)
+
+
+def test_shapes_that_the_kernels_do_not_take_are_refused():
+    residual, y, post, comb = acts(2)
+    with pytest.raises(ValueError, match="4 streams, got 3"):
+        kernels.post_streams(residual[:, :3], y, post, comb)
+    with pytest.raises(ValueError, match="residual must be contiguous"):
+        kernels.post_streams(residual[..., ::2], y, post, comb)
