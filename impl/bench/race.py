@@ -1,0 +1,105 @@
+"""The comparison: every case on every backend at every number of tokens, one row as soon as it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from impl.bench.backends import VLLM, Way, absent, ways
+from impl.bench.case import Case, pristine, restore
+from impl.bench.cases import shape
+from impl.bench.timing import measure, sets_for
+
+Event = dict[str, Any]
+
+
+class Poisoned(RuntimeError):
+    """A kernel has broken this process' CUDA context: whatever follows needs another process."""
+
+
+def compare(
+    cases: Sequence[Case],
+    backends: Sequence[str],
+    tokens: Sequence[int],
+    seconds: float,
+    device: torch.device,
+    copy: float | None,
+    every_point: bool = False,
+    skip: Sequence[str] = (),
+) -> Iterator[Event]:
+    """Events `start` and `row`. copy: bytes a second of a plain copy. skip: cells that ended an earlier process."""
+    dims = shape(device.type)
+    for case in cases:
+        for name in backends:
+            if reason := absent(name, case, device):
+                yield {"event": "absent", "op": case.op, "form": case.form, "backend": name, "reason": reason}
+        for n in tokens:
+            if n > case.most:
+                continue
+            sets = [case.build(dims, n, device, 1)]
+            nbytes = case.nbytes(sets[0])
+            sets += [case.build(dims, n, device, 2 + i) for i in range(sets_for(nbytes) - 1)]
+            kept = [pristine(case, inputs) for inputs in sets]
+            for way in ways(case, backends, device, dims, n, every_point):
+                cell: Event = {"op": case.op, "form": case.form, "backend": way.backend, "tokens": n}
+                cell["parameters"] = dict(way.parameters)
+                if label(cell) in skip:
+                    continue
+                yield {"event": "start", **cell}
+                yield {"event": "row", **cell, "dims": dims.name, "bytes": nbytes,
+                       **_time(case, way, sets, kept, seconds, device, copy, nbytes)}  # fmt: skip
+            del sets, kept
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def label(cell: Event) -> str:
+    """A cell's name, as one argument."""
+    parameters = ",".join(f"{key}={value}" for key, value in cell["parameters"].items())
+    return f"{cell['op']}/{cell['form']}/{cell['backend']}/{cell['tokens']}/{parameters}"
+
+
+def _time(
+    case: Case, way: Way, sets: list[Any], kept: list[Any], seconds: float, device: torch.device,
+    copy: float | None, nbytes: int,
+) -> Event:  # fmt: skip
+    def refresh() -> None:
+        for inputs, copies in zip(sets, kept, strict=True):
+            restore(inputs, copies)
+
+    refresh()
+    calls = [lambda inputs=inputs: way.compute(inputs) for inputs in sets]
+    try:
+        timing = measure(calls, refresh, seconds, device)
+    except Exception as error:  # one kernel that cannot run here must not cost the others their figures
+        if device.type == "cuda" and _broken():
+            raise Poisoned(f"{case.name} on {way.backend}: {error}") from error
+        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]}
+    rate = nbytes * 1e3 / timing.ms
+    return {
+        "ms": timing.ms, "graph_ms": timing.graph_ms, "eager_ms": timing.eager_ms, "low_ms": timing.low_ms,
+        "high_ms": timing.high_ms, "rounds": timing.rounds, "sets": timing.sets, "no_graph": timing.refused,
+        "bytes_per_second": rate, "of_copy": None if copy is None else rate / copy,
+        "kind": "kernel result" if device.type == "cuda" else "no GPU figure",
+    }  # fmt: skip
+
+
+def _broken() -> bool:
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device="cuda")
+    except RuntimeError:
+        return True
+    return False
+
+
+def with_ratios(rows: Sequence[Event]) -> list[Event]:
+    """Rows with `vs_vllm`: vLLM's time for the same case and tokens over the row's own; None where vLLM has none."""
+    vllm = {(r["op"], r["form"], r["tokens"]): r["ms"] for r in rows if r["backend"] == VLLM and "ms" in r}
+    keyed = [(row, vllm.get((row["op"], row["form"], row["tokens"]))) for row in rows]
+    return [{**row, "vs_vllm": base / row["ms"] if base and "ms" in row else None} for row, base in keyed]
+
+
+__all__ = ["Poisoned", "compare", "label", "with_ratios"]

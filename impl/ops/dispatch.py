@@ -1,0 +1,244 @@
+"""Which backend computes an operation: a committed table of what was measured, and `python -m impl.ops.dispatch`.
+
+A backend is a package `impl.ops.NAME` whose modules map operations to functions; each of these has the signature and
+the meaning of the torch reference, and keywords for tuning. Rows of `tuning.json` are read in order: the first that
+fits the card, the shape and the tokens, and whose backend can be imported here, is taken; the reference where none is.
+On a CPU everything is the reference. DSBENCH_OPS=torch, or DSBENCH_OPS=mhc_seam=cuda,index_map=torch, forces backends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import importlib.util
+import json
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TABLE = Path(__file__).with_name("tuning.json")
+FORCE = "DSBENCH_OPS"
+ANY = "*"
+TORCH = "torch"
+BACKENDS = (TORCH, "triton", "cuda", "tilelang", "flashinfer")
+
+REFERENCES: Mapping[str, str] = {
+    "mhc_pre": "impl.ops.mhc:pre",
+    "mhc_post": "impl.ops.mhc:post_streams",
+    "mhc_seam": "impl.ops.mhc:seam",
+    "mhc_post_mean": "impl.ops.mhc:post_mean",
+    "mhc_post_head": "impl.ops.mhc:post_head",
+    "mhc_post_mean_head": "impl.ops.mhc:post_head",
+    "index_map": "impl.ops.index_map:to_global",
+    "topk_metadata": "impl.ops.topk_metadata:topk_metadata",
+    "query_norm_rope": "impl.ops.query:query_norm_rope",
+    "kv_insert": "impl.ops.query:kv_insert",
+    "draft_sample": "impl.ops.draft_sample:draft_sample",
+    "rejection": "impl.ops.rejection:rejection_sample",
+}
+"""Every operation, and the torch function that says what it means."""
+
+
+class DispatchError(ValueError):
+    """A name that is none, or a backend that is not here; one line."""
+
+
+class Operation(NamedTuple):
+    """One backend's way to compute an operation."""
+
+    backend: str
+    function: Callable[..., Any]
+    parameters: Mapping[str, Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs, **self.parameters)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    card: str
+    """A card's name as CUDA gives it, or * for any."""
+    op: str
+    backend: str
+    """Empty: nothing is written for this backend, and `note` says why."""
+    dims: str = ANY
+    """A shape's name, or * for any."""
+    tokens: tuple[int, int] = (1, 1 << 30)
+    """Fewest and most tokens."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    ms: float | None = None
+    """Measured at the most tokens of the range; None where nobody has."""
+    record: str = ""
+    """The file under results/ that holds the figure."""
+    note: str = ""
+
+    def fits(self, op: str, card: str, dims: str, tokens: int) -> bool:
+        least, most = self.tokens
+        named = self.card in (ANY, card) and self.dims in (ANY, dims)
+        return bool(self.backend) and self.op == op and named and least <= tokens <= most
+
+
+@cache
+def table(path: Path = TABLE) -> tuple[Row, ...]:
+    """The rows of a tuning table. Raises DispatchError for a row with an unknown operation or backend."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    for row in rows:
+        _known("operation", row["op"], REFERENCES)
+        if row["backend"]:
+            _known("backend", row["backend"], BACKENDS)
+    return tuple(Row(**{**row, "tokens": tuple(row.get("tokens", Row.tokens))}) for row in rows)
+
+
+def backend(op: str, device: Any, dims: Any, tokens: int) -> Operation:
+    """What computes `op` on a device ("cpu", "cuda:0", a torch.device), for a shape (Dims or its name), for `tokens`.
+
+    Raises DispatchError for an unknown operation, and for a forced backend that does not have it here.
+    """
+    _known("operation", op, REFERENCES)
+    chosen = forced(op)
+    if chosen is None and not str(device).startswith("cuda"):
+        chosen = TORCH
+    name = getattr(dims, "name", dims)
+    fitting = [row for row in table() if row.fits(op, _card(device), name, tokens)]
+    if chosen is not None:
+        fitting = [row for row in fitting if row.backend == chosen]
+        return _operation(op, chosen, fitting[0].parameters if fitting and chosen != TORCH else {})
+    for row in fitting:
+        if op in operations(row.backend):
+            return _operation(op, row.backend, row.parameters)
+    return _operation(op, TORCH, {})
+
+
+def forced(op: str) -> str | None:
+    """The backend that DSBENCH_OPS asks for."""
+    asked = None
+    for part in filter(None, os.environ.get(FORCE, "").replace(" ", "").split(",")):
+        name, pair, chosen = part.rpartition("=")
+        _known(f"backend in {FORCE}", chosen, BACKENDS)
+        if pair:
+            _known(f"operation in {FORCE}", name, REFERENCES)
+        if name in ("", op):
+            asked = chosen if name or asked is None else asked
+    return asked
+
+
+@cache
+def operations(name: str) -> Mapping[str, Callable[..., Any]]:
+    """The operations a backend has on this machine; nothing where it cannot be imported (see `missing`)."""
+    _known("backend", name, BACKENDS)
+    if name == TORCH:
+        return {op: _load(place) for op, place in REFERENCES.items()}
+    found: dict[str, Callable[..., Any]] = {}
+    for module in _modules(name):
+        found.update(getattr(module, "OPERATIONS", {}))
+    return found
+
+
+@cache
+def variants(name: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """The points at which a backend's operations may be tuned."""
+    found: dict[str, Sequence[Mapping[str, Any]]] = {}
+    for module in _modules(name) if name != TORCH else ():
+        found.update(getattr(module, "VARIANTS", {}))
+    return found
+
+
+@cache
+def missing(name: str) -> str:
+    """Why a backend cannot be imported here; empty where it can."""
+    try:
+        list(_import(name))
+    except ImportError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def _modules(name: str) -> Iterator[Any]:
+    return iter(()) if missing(name) else _import(name)
+
+
+def _import(name: str) -> Iterator[Any]:
+    place = f"impl.ops.{name}"
+    if importlib.util.find_spec(place) is None:
+        raise ImportError("no operation is written for it")
+    package = importlib.import_module(place)
+    for info in pkgutil.iter_modules(package.__path__, f"{place}."):
+        yield importlib.import_module(info.name)
+
+
+def _operation(op: str, name: str, parameters: Mapping[str, Any]) -> Operation:
+    if op not in operations(name):
+        why = missing(name) or f"it has {', '.join(operations(name))}"
+        raise DispatchError(f"backend '{name}' has no operation '{op}' here: {why}")
+    return Operation(name, operations(name)[op], parameters)
+
+
+def _load(place: str) -> Callable[..., Any]:
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _card(device: Any) -> str:
+    if not str(device).startswith("cuda"):
+        return "cpu"
+    import torch
+
+    return torch.cuda.get_device_name(device)
+
+
+def _known(what: str, name: str, known: Any) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        raise DispatchError(f"unknown {what} '{name}': {hint}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m impl.ops.dispatch", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON lines")
+    args = parser.parse_args(argv)
+    try:
+        rows = table()
+        choices = {op: forced(op) for op in REFERENCES}
+    except DispatchError as error:
+        print(f"impl.ops.dispatch: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        for row in rows:
+            print(json.dumps(vars(row)))
+        return 0
+    for name in BACKENDS[1:]:
+        print(f"{name}: {missing(name) or ', '.join(operations(name)) or 'nothing'}")
+    print()
+    for op, reference in REFERENCES.items():
+        print(f"{op}  (reference {reference}){f'  forced: {choices[op]}' if choices[op] else ''}")
+        for row in rows:
+            if row.op == op:
+                print(f"    {_told(row)}")
+    return 0
+
+
+def _told(row: Row) -> str:
+    least, most = row.tokens
+    span = f"{least}.." + ("" if most >= 1 << 30 else str(most))
+    parts = [row.backend or "not written", row.card, row.dims, f"tokens {span}"]
+    if row.parameters:
+        parts.append(" ".join(f"{key}={value}" for key, value in row.parameters.items()))
+    if row.backend:
+        parts.append("not measured" if row.ms is None else f"{row.ms:.4f} ms, {row.record}")
+    return "  ".join([*parts, row.note]).rstrip()
+
+
+__all__ = ["BACKENDS", "REFERENCES", "DispatchError", "Operation", "Row", "backend", "forced", "missing", "operations",
+           "table", "variants"]  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main())
