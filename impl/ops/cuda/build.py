@@ -1,7 +1,7 @@
 """Build a CUDA C++ source into a shared library and load it: `python -m impl.ops.cuda.build` builds all of them.
 
 The library has a plain C interface, so neither PyTorch's headers nor a GPU are needed to build it, only nvcc. It is
-kept in a folder by the hash of its source and flags: $DSBENCH_KERNEL_CACHE, or ~/.cache/dsbench/kernels.
+kept in a folder by the hash of its sources and flags: $DSBENCH_KERNEL_CACHE, or ~/.cache/dsbench/kernels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def load(name: str) -> ctypes.CDLL:
 def build(name: str) -> Path:
     """The path of the library of `name`.cu, built where it is not yet."""
     source = SOURCES / f"{name}.cu"
-    digest = hashlib.sha256(source.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:16]
+    text = b"".join(path.read_bytes() for path in (source, *sorted(SOURCES.glob("*.cuh"))))
+    digest = hashlib.sha256(text + " ".join(FLAGS).encode()).hexdigest()[:16]
     target = folder() / f"{name}-{digest}.so"
     if target.exists():
         return target

@@ -3,17 +3,13 @@
 // Each block owns H/8 columns of all streams. It reads them once, makes the new streams (POST), writes them, and keeps
 // them as the A fragments of mma.m16n8k16 until the tile's gates are known: the streams are never read again. fn stays
 // in shared memory for the whole launch, split into two bf16 terms (16 significant bits; the streams are bf16 already).
-// Partial sums over a block's columns travel through distributed shared memory, one cluster barrier a tile: the sum of
-// squares of a tile's layer input rides with the next tile's sums. The loads of the next tile are issued before the
-// products of this one. Every element is read and overwritten by one and the same thread, so outputs may alias inputs
+// Partial sums over a block's columns travel through distributed shared memory (st.async), counted by a barrier in the
+// receiving block, once a tile: the sum of squares of a tile's layer input rides with the next tile's sums. No fence and
+// no cluster barrier stands in the loop: either would wait for the tile's stores and for the loads of the next one, which
+// are issued before the products of this one. Every element is read and overwritten by one and the same thread, so outputs may alias inputs
 // at any number of tokens. Every row is summed in one fixed order: its bits depend on that row alone.
 
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
-#include <cooperative_groups.h>
-#include <stdint.h>
-
-namespace cg = cooperative_groups;
+#include "hopper.cuh"
 
 #ifndef HIDDEN
 #define HIDDEN 4096
@@ -44,57 +40,21 @@ struct Shared {
     float squares[2][16][TILE];           // of streams, of the layer input; by warp
     float everyone[2][CLUSTER][6][TILE];  // 4 PRE gates, squares of streams, squares of the layer input
     float owner[2][CLUSTER][2][GATES];    // POST gates and mixing logits of the two tokens this block owns
-    float gates[2][TILE * GATES];         // post and comb of this tile and the next
+    float post[2][TILE][4], comb[2][TILE][16];  // of this tile and the next
+    uint64_t ready[2];                          // sums of the tile and gates of the next have come
     float kept[MODE == HEAD ? 1 : KEPT][KEPT_ROW];
     float norm[MODE == HEAD ? 4 : COLUMNS];
 };
-
-__device__ __forceinline__ uint4 load16(const __nv_bfloat16* p) {
-    uint4 v;
-    asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
-__device__ __forceinline__ void store16(__nv_bfloat16* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
-__device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-__device__ __forceinline__ uint32_t pack(float lo, float hi) {
-    uint32_t r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-    return r;
-}
-
-__device__ __forceinline__ uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void cluster_barrier() {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ float quad_sum(float v) {
-    v += __shfl_xor_sync(0xffffffffu, v, 1);
-    return v + __shfl_xor_sync(0xffffffffu, v, 2);
-}
 
 __device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + __expf(-v)); }
 
 // fn's columns of this block in the order in which lanes need them: lane (n, t) of an 8x32 patch holds row n,
 // columns 8t..8t+7, which serve two k-steps. Any order of k will do so long as the streams use the same one.
-template <Mode MODE>
+template <Mode MODE, int THREADS>
 __device__ void keep_fn(Shared<MODE>& s, const float* fn, int first_column) {
     constexpr int N = Shared<MODE>::TILES_N;
-    for (int i = threadIdx.x; i < GROUPS * STREAMS * N * 32; i += blockDim.x) {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < GROUPS * STREAMS * N * 32; i += THREADS) {
         const int lane = i & 31, patch = i >> 5;
         const int row = (patch % N) * 8 + (lane >> 2), stream = patch / N % STREAMS, group = patch / N / STREAMS;
         float f[8] = {};
@@ -164,11 +124,11 @@ template <int WARPS, Mode MODE, bool MEAN>
 struct Block {
     static constexpr int G = GROUPS / WARPS;  // 32-column groups a warp
     static constexpr int N = Shared<MODE>::TILES_N, OUTPUTS = Shared<MODE>::OUTPUTS;
+    static constexpr int FIELDS = MODE == HEAD ? 5 : 6;  // of Shared::everyone that are in use
     const Args& a;
     Shared<MODE>& s;
     const int rank, warp, lane, row, column;  // row: token of the first half; column: this lane's first one
     uint4 in_y[2][G], in_r[2][G][STREAMS];
-    float in_gate[WARPS == 16 ? 1 : 2];
     uint32_t v[2][G][STREAMS][4];  // new streams of two tokens
     uint32_t x[2][G][4];           // layer input of the tile before, not yet normalized
     float squares[2], x_squares[2] = {0, 0};
@@ -191,23 +151,25 @@ struct Block {
                 for (int i = 0; i < STREAMS; i++)
                     in_r[h][k][i] = live ? load16(a.residual + ((size_t)token * STREAMS + i) * HIDDEN + c) : zero;
             }
-        if (MODE == PRE) return;
-#pragma unroll
-        for (int q = 0; q < (WARPS == 16 ? 1 : 2); q++) {
-            const int i = threadIdx.x + q * WARPS * 32, tok = i / GATES, g = i % GATES, token = tile * TILE + tok;
-            in_gate[q] = 0;
-            if (i < TILE * GATES && token < a.tokens)
-                in_gate[q] = g < 4 ? a.post[(size_t)token * 4 + g] : a.comb[(size_t)token * 16 + g - 4];
+    }
+
+    // The gates of the first tile, and what this block expects of every tile: the sums, and the gates of the next.
+    __device__ __forceinline__ void first_gates(int tile) {
+        for (int i = threadIdx.x; MODE != PRE && i < TILE * GATES; i += WARPS * 32) {
+            const int token = tile * TILE + i % TILE, g = i / TILE;
+            if (token >= a.tokens) continue;
+            if (g < 4) s.post[0][i % TILE][g] = a.post[(size_t)token * 4 + g];
+            else s.comb[0][i % TILE][g - 4] = a.comb[(size_t)token * 16 + g - 4];
         }
     }
 
-    __device__ __forceinline__ void keep_gates(int parity) {
-        if (MODE == PRE) return;
-#pragma unroll
-        for (int q = 0; q < (WARPS == 16 ? 1 : 2); q++) {
-            const int i = threadIdx.x + q * WARPS * 32;
-            if (i < TILE * GATES) s.gates[parity][i] = in_gate[q];
-        }
+    __device__ __forceinline__ void expect(int parity, int next_tile) {
+        if (threadIdx.x != 0) return;
+        const int left = MODE == PRE ? 0 : a.tokens - next_tile * TILE, tokens = left < 0 ? 0 : left < TILE ? left : TILE;
+        barrier_expect(&s.ready[parity], CLUSTER * 4 * (TILE * FIELDS + (MODE == HEAD ? 0 : 2 * GATES)) + tokens * 4 * GATES);
+        if (tokens == 0) return;
+        fetch(s.post[parity ^ 1][0], a.post + (size_t)next_tile * TILE * 4, tokens * 16, &s.ready[parity]);
+        fetch(s.comb[parity ^ 1][0], a.comb + (size_t)next_tile * TILE * 16, tokens * 64, &s.ready[parity]);
     }
 
     // POST in vLLM's rounding order, then bf16: what anyone reads from here on is the rounded stream.
@@ -219,8 +181,9 @@ struct Block {
             const bool live = token < a.tokens;
             float g[GATES];
             if (MODE != PRE) {
+                *(float4*)g = *(const float4*)s.post[parity][row + 8 * h];
 #pragma unroll
-                for (int q = 0; q < GATES / 4; q++) *(float4*)(g + 4 * q) = *(const float4*)&s.gates[parity][(row + 8 * h) * GATES + 4 * q];
+                for (int q = 0; q < 4; q++) *(float4*)(g + 4 + 4 * q) = *(const float4*)&s.comb[parity][row + 8 * h][4 * q];
             }
 #pragma unroll
             for (int k = 0; k < G; k++) {
@@ -266,7 +229,7 @@ struct Block {
     }
 
     // This warp's share of fn z, then the block's, then out to the blocks that need it.
-    __device__ __forceinline__ void send_sums(int parity, bool only_inputs) {
+    __device__ __forceinline__ void send_sums(int parity, bool only_inputs, int next_tile) {
         float d[N][4] = {};
         if (!only_inputs) {
 #pragma unroll
@@ -286,6 +249,7 @@ struct Block {
                     }
                 }
         }
+        __syncthreads();  // the last tile's sums have been read
         if ((lane & 3) == 0) {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
@@ -301,7 +265,8 @@ struct Block {
             put_products(d, warp, false);
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < TILE * (OUTPUTS + 2); i += WARPS * 32) {
+        expect(parity, next_tile);
+        for (int i = threadIdx.x; i < TILE * (OUTPUTS + FIELDS - 4); i += WARPS * 32) {
             float sum = 0;
             int token, output;
             if (i < TILE * OUTPUTS) {
@@ -319,10 +284,9 @@ struct Block {
             if (output < STREAMS) {
                 const int field = output < 0 ? STREAMS - 1 - output : output;
 #pragma unroll
-                for (int r = 0; r < CLUSTER; r++)
-                    *cg::this_cluster().map_shared_rank(&s.everyone[parity][rank][field][token], r) = sum;
+                for (int r = 0; r < CLUSTER; r++) send(&s.everyone[parity][rank][field][token], &s.ready[parity], r, sum);
             } else {
-                *cg::this_cluster().map_shared_rank(&s.owner[parity][rank][token & 1][output - STREAMS], token >> 1) = sum;
+                send(&s.owner[parity][rank][token & 1][output - STREAMS], &s.ready[parity], token >> 1, sum);
             }
         }
     }
@@ -419,23 +383,27 @@ template <int WARPS, Mode MODE, bool MEAN>
 __global__ void __launch_bounds__(WARPS * 32, 1) mhc_kernel(const Args a) {
     extern __shared__ __align__(16) char raw[];
     Shared<MODE>& s = *reinterpret_cast<Shared<MODE>*>(raw);
-    const int rank = cg::this_cluster().block_rank(), first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+    const int rank = cluster_rank(), first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
     const int tiles = (a.tokens + TILE - 1) / TILE;
     Block<WARPS, MODE, MEAN> b(a, s, rank);
     b.load(first);
-    keep_fn<MODE>(s, a.fn, rank * COLUMNS);
+    keep_fn<MODE, WARPS * 32>(s, a.fn, rank * COLUMNS);
     if (MODE != HEAD)
         for (int i = threadIdx.x; i < COLUMNS; i += WARPS * 32) s.norm[i] = a.norm[rank * COLUMNS + i];
-    b.keep_gates(0);
-    cluster_barrier();  // also: every block runs before any writes into it
+    b.first_gates(first);
+    if (threadIdx.x == 0) {
+        barrier_init(&s.ready[0]);
+        barrier_init(&s.ready[1]);
+        barrier_init_seen();
+    }
+    cluster_barrier();  // before any block writes into another one
     int round = 0, kept_first = first;
     for (int tile = first; tile < tiles; tile += step, round++) {
         const int parity = round & 1, slot = round % (KEPT / 2);
         b.make_streams(tile, parity);
         if (tile + step < tiles) b.load(tile + step);
-        b.send_sums(parity, false);
-        b.keep_gates(parity ^ 1);
-        cluster_barrier();
+        b.send_sums(parity, false, tile + step);
+        barrier_wait(&s.ready[parity], (round >> 1) & 1);
         if (MODE != HEAD && round > 0) b.write_inputs(tile - step, parity);
         b.mix(tile, parity);
         if (MODE == HEAD) continue;
@@ -447,8 +415,8 @@ __global__ void __launch_bounds__(WARPS * 32, 1) mhc_kernel(const Args a) {
         }
     }
     if (MODE == HEAD) return;
-    b.send_sums(round & 1, true);
-    cluster_barrier();
+    b.send_sums(round & 1, true, tiles);
+    barrier_wait(&s.ready[round & 1], (round >> 1) & 1);
     b.write_inputs(first + (round - 1) * step, round & 1);
 }
 
