@@ -79,6 +79,19 @@ def test_the_law_of_sampled_output_is_the_targets(method: str, settings: dict[st
     assert 0.02 < (runner.rounds.counts.since(before).acceptance_rate or 0) < 0.95
 
 
+def test_the_law_stands_where_blocks_are_taken_back() -> None:
+    """A resumed request's rounds begin elsewhere than they would have: other tokens of the same law."""
+    runner = boot_runner(DIMS, budget=48 << 20, speculative="dspark")
+    runner.n_blocks = 150
+    runner.allocate_pages()
+    requests = sampled(320, n_out=12)
+    outputs = generate(runner, requests)
+    assert p_value(outputs) > ALPHA
+    resumed = [out for out, request in zip(outputs, requests, strict=True) if request.n_preemptions]
+    assert len(resumed) > 40
+    assert p_value(resumed) > ALPHA
+
+
 def test_tokens_outside_top_k_are_never_drawn_and_the_law_is_the_cut_one() -> None:
     outputs = generate(runner_of(), sampled(top_k=3))
     law = probabilities(top_k=3)
