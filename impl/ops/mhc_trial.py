@@ -241,14 +241,22 @@ def main(arguments: list[str]) -> int:
         todo = [case for name in backends for case in cases(name, options.seeds)]
         todo = [case for case in todo if all(word in json.dumps(case) for word in options.only.split(","))]
         todo.sort(key=lambda case: bool(case["variant"]))  # defaults of all backends first
+        compiled: Case = {"kind": "compiled"}
+        triton = [case for case in todo if case["backend"] == "triton"]
+        compiling = threading.Thread(target=lambda: compiled.update(errors=compile_all(triton)))
+        compiling.start()
         if "cuda" in backends:
             subprocess.run([sys.executable, "-m", "impl.ops.cuda.build"])
-        errors = compile_all([case for case in todo if case["backend"] != "vllm"])
-        put({"kind": "compiled", "errors": errors})
+        # While Triton compiles, what needs no clock; then the clock alone on the card.
+        early = [case for case in todo if case["backend"] == "cuda" and case["kind"] == "check"]
         server = Server()
-        for case in [{"kind": "ceiling"}, *todo]:
+        for case in [*early, {"kind": "join"}, {"kind": "ceiling"}, *(case for case in todo if case not in early)]:
+            if case["kind"] == "join":
+                compiling.join()
+                put(compiled)
+                continue
             if time.monotonic() - began > options.seconds:
-                put({"kind": "stopped", "left": len(todo)})
+                put({"kind": "stopped"})
                 break
             found = server.ask(case, 60 if case.get("backend") == "vllm" else CASE_SECONDS)
             put({**case, **found})

@@ -102,8 +102,14 @@ def _sums_kernel(  # type: ignore[no-untyped-def]
     residual, y, post, comb, fn, new, mean, sums, n_tokens,
     H: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, POST: tl.constexpr, STORE: tl.constexpr, MEAN: tl.constexpr, OPERAND: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One span of columns of a tile of tokens: streams written, their share of fn z summed; squares in column ROWS."""
+    """One span of columns of a tile of tokens: streams written, their share of fn z summed; squares in column ROWS.
+
+    EARLY: the next kernel may be launched now, and waits for the end of this one.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     first, split = tl.program_id(0), tl.program_id(1)
     token = first.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     live = token < n_tokens
@@ -131,8 +137,11 @@ def _sums_kernel(  # type: ignore[no-untyped-def]
 def _head_kernel(  # type: ignore[no-untyped-def]
     residual, y, post, comb, sums, scale, base, out, n_tokens, splits, rms_eps, hc_eps,
     H: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The gated sum of one token at some columns; its streams are made again."""
+    """The gated sum of one token at some columns; its streams are made again. EARLY as in `input_kernel`."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     total = split_sum(sums, token, n_tokens, splits, SPLITS, WIDTH)
     column = tl.arange(0, WIDTH)
@@ -158,7 +167,7 @@ def seam(
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
     tuning: `tokens`, `columns` (of a program's tile), `span` (columns it sums over), `warps`, `stages`, `mix_warps`,
-    and `chunk` (tokens from one kernel to the next; 0: all).
+    `chunk` (tokens from one kernel to the next; 0: all) and `early` (the second is launched before the first ends).
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -175,7 +184,7 @@ def _sums_and_inputs(
     residual: Tensor, y: Tensor | None, post: Tensor | None, comb: Tensor | None, weights: SeamWeights,
     new: Tensor | None, layer_input: Tensor, *,
     tokens: int = 0, columns: int = 0, span: int = 0, warps: int = 4, stages: int = 2, mix_warps: int = 4,
-    chunk: int = 0,
+    chunk: int = 0, early: bool = False,
 ) -> SeamOutput:  # fmt: skip
     n, hc, hidden = residual.shape
     _check(residual, y, post, comb, weights.fn)
@@ -195,7 +204,8 @@ def _sums_and_inputs(
         _sums_kernel[(triton.cdiv(m, tokens), splits)](
             *old, weights.fn, streams_now[part], residual, sums, m,
             H=hidden, TOKENS=tokens, COLUMNS=columns, SPAN=span, ROWS=rows, WIDTH=width,
-            POST=y is not None, STORE=new is not None, MEAN=False, OPERAND=OPERAND, num_warps=warps, num_stages=stages,
+            POST=y is not None, STORE=new is not None, MEAN=False, OPERAND=OPERAND, EARLY=early,
+            num_warps=warps, num_stages=stages,
         )  # fmt: skip
         gate_programs = triton.cdiv(m, gate_tokens)
         input_kernel[(gate_programs + m,)](
@@ -203,7 +213,8 @@ def _sums_and_inputs(
             new_post[part], new_comb[part], layer_input[part],
             m, splits, gate_programs, weights.rms_eps, weights.hc_eps, weights.post_mult,
             H=hidden, COLUMNS=triton.next_power_of_2(hidden), SPLITS=triton.next_power_of_2(splits), ROWS=rows,
-            WIDTH=width, TOKENS=gate_tokens, ITERS=weights.sinkhorn_iters, num_warps=mix_warps,
+            WIDTH=width, TOKENS=gate_tokens, ITERS=weights.sinkhorn_iters, EARLY=early, num_warps=mix_warps,
+            **_launch(early),
         )  # fmt: skip
     return SeamOutput(streams_now, new_post, new_comb, layer_input)
 
@@ -243,7 +254,7 @@ def post_head(
     residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, weights: HeadWeights, out: Tensor,
     mean: Tensor | None = None, *,
     tokens: int = 0, columns: int = 0, span: int = 0, warps: int = 4, stages: int = 2, mix_columns: int = 1024,
-    mix_warps: int = 4, chunk: int = 0,
+    mix_warps: int = 4, chunk: int = 0, early: bool = False,
 ) -> None:  # fmt: skip
     """As `impl.ops.mhc.post_head`; `out` may be `y`. Reads the streams twice, the second time from L2 in small chunks.
 
@@ -264,13 +275,18 @@ def post_head(
         _sums_kernel[(triton.cdiv(m, tokens), splits)](
             *old, weights.fn, residual, residual if mean is None else mean[part], sums, m,
             H=hidden, TOKENS=tokens, COLUMNS=columns, SPAN=span, ROWS=rows, WIDTH=width,
-            POST=True, STORE=False, MEAN=mean is not None, OPERAND=OPERAND, num_warps=warps, num_stages=stages,
+            POST=True, STORE=False, MEAN=mean is not None, OPERAND=OPERAND, EARLY=early,
+            num_warps=warps, num_stages=stages,
         )  # fmt: skip
         _head_kernel[(m, triton.cdiv(hidden, mix_columns))](
             *old, sums, weights.scale, weights.base, out[part], m, splits, weights.rms_eps, weights.hc_eps,
             H=hidden, COLUMNS=mix_columns, SPLITS=triton.next_power_of_2(splits), ROWS=rows, WIDTH=width,
-            num_warps=mix_warps,
+            EARLY=early, num_warps=mix_warps, **_launch(early),
         )  # fmt: skip
+
+
+def _launch(early: bool) -> dict[str, bool]:
+    return {"launch_pdl": True} if early else {}
 
 
 def _tile(n: int, hidden: int, tokens: int, columns: int, span: int) -> tuple[int, int, int]:
@@ -308,17 +324,23 @@ _LARGE: list[dict[str, Any]] = [
     )
 ]  # fmt: skip
 _SMALL: list[dict[str, Any]] = [
-    {"tokens": 16, "columns": c, "span": span, "warps": w, "stages": stages}
-    for c, span, w, stages in ((32, 32, 4, 1), (32, 64, 4, 2), (64, 64, 8, 1), (32, 128, 4, 2))
-]
-_CHUNKS: list[dict[str, Any]] = [{**_LARGE[0], "chunk": chunk} for chunk in (512, 1024, 2048)]
+    {"tokens": 16, "columns": c, "span": span, "warps": w, "stages": stages, "early": early}
+    for c, span, w, stages, early in (
+        (32, 64, 4, 2, True), (32, 32, 4, 1, True), (32, 32, 4, 1, False), (32, 128, 4, 2, True), (64, 64, 8, 1, True),
+    )
+]  # fmt: skip
+_CHUNKS: list[dict[str, Any]] = [{**_LARGE[0], "chunk": chunk} for chunk in (1024, 2048)]
+_HEAD = [*_LARGE[:2], *_CHUNKS[:1], {**_LARGE[0], "early": True}, *_SMALL[:2]]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "mhc_pre": [*_LARGE, *_SMALL],
+    "mhc_pre": [*_LARGE[:2], *_SMALL[:2]],
     "mhc_post": _TILES,
-    "mhc_seam": [*_LARGE, *_CHUNKS, {**_LARGE[0], "mix_warps": 8}, *_SMALL],
+    "mhc_seam": [
+        *_LARGE, *_CHUNKS, {**_LARGE[0], "mix_warps": 8}, {**_LARGE[0], "early": True},
+        {**_CHUNKS[0], "early": True}, *_SMALL,
+    ],
     "mhc_post_mean": _TILES,
-    "mhc_post_head": [*_LARGE, *_CHUNKS, *_SMALL],
-    "mhc_post_mean_head": [*_LARGE, *_CHUNKS, *_SMALL],
-}
+    "mhc_post_head": _HEAD,
+    "mhc_post_mean_head": _HEAD,
+}  # fmt: skip
 
 __all__ = ["OPERATIONS", "VARIANTS", "post_head", "post_mean", "post_streams", "pre", "seam"]

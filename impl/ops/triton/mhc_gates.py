@@ -155,9 +155,14 @@ def input_kernel(  # type: ignore[no-untyped-def]
     streams, sums, scale, base, norm, post_out, comb_out, out,
     n_tokens, splits, gate_programs, rms_eps, hc_eps, post_mult,
     H: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    TOKENS: tl.constexpr, ITERS: tl.constexpr,
+    TOKENS: tl.constexpr, ITERS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Layer inputs, a program a token; before them the programs that finish the gates of TOKENS tokens each."""
+    """Layer inputs, a program a token; before them the programs that finish the gates of TOKENS tokens each.
+
+    EARLY: launched before the kernel that writes `streams` and `sums` has ended (programmatic dependent launch).
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     program = tl.program_id(0).to(tl.int64)
     if program < gate_programs:
         _put_gates(
