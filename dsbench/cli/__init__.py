@@ -44,6 +44,7 @@ COMMANDS: dict[str, Entry] = {
     "import": Entry("dsbench.cli.importing:import_results", "Read results of other benchmark programs."),
     "inspect": Entry("dsbench.cli.inspect:inspect", "Say what a server's log or metrics page tells."),
     "judge": Entry("dsbench.cli.judge:judge", "Judge a stored experiment again from its records."),
+    "kernels": Entry("dsbench.cli.kernels:kernels", "Time or check every operation on every backend, side by side."),
     "kv": Entry("dsbench.cli.kv:kv", "Turn KV bytes into blocks, tokens and concurrency."),
     "ladder": Entry("dsbench.cli.ladder:ladder", "Show the memory ladder: projected, measured, published."),
     "plan": Entry("dsbench.cli.plan:plan", "Say what an experiment would cost and could show, before it starts."),

@@ -1,4 +1,4 @@
-"""Time or check every operation on every backend: `python -m impl.bench [--check | --toggles] [--op OP] [--json]`.
+"""Time or check every operation on every backend: `python -m impl.bench [--times] [--toggles] [--check] [--json]`.
 
 With --json, one object a line: the machine, what starts, each row as it is measured, and `end`. --out appends the same
 lines to a file, so that a run that is cut off leaves what it has. Exit code 0; 1 where a check found a difference;
@@ -59,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=0.2, help="measuring time of one figure")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument("--variants", action="store_true", help="every point of a backend's tuning")
-    parser.add_argument("--check", action="store_true", help="compare results instead of times")
+    parser.add_argument("--times", action="store_true", help="time operations; so without --check and --toggles")
+    parser.add_argument("--check", action="store_true", help="compare results")
     parser.add_argument("--toggles", action="store_true", help="each toggle's operation, on and off by turns")
     parser.add_argument("--runs", type=int, default=1000, help="runs of the small-token race check")
     parser.add_argument("--skip", action="append", default=[], help="a cell to leave out; may be repeated")
@@ -76,25 +77,23 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _events(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Times, toggles and checks, as far as they are asked for; times where nothing is."""
     cases = [case for case in CASES if not args.op or case.op in args.op]
-    machine = describe(device)
-    if args.check:
-        from impl.bench.check import check
-
-        yield {"event": "machine", **machine}
-        yield from check(cases, args.backend, args.tokens, args.runs, device)
-        return
-    copy = copy_rate() if device.type == "cuda" else None
-    yield {"event": "machine", **machine, "copy_bytes_per_second": copy}
     tokens = args.tokens or (GPU_TOKENS if device.type == "cuda" else CPU_TOKENS)
+    times = args.times or not (args.check or args.toggles)
+    copy = copy_rate() if device.type == "cuda" and (times or args.toggles) else None
+    yield {"event": "machine", **describe(device), "copy_bytes_per_second": copy}
+    if times:
+        backends = args.backend or NAMES
+        yield from compare(cases, backends, tokens, args.seconds, device, copy, args.variants, args.skip)
     if args.toggles:
         from impl.bench.toggles import turns
 
-        yield from turns(args.op, max(tokens), args.seconds, device)
-        return
-    yield from compare(
-        cases, args.backend or NAMES, tokens, args.seconds, device, copy, args.variants, args.skip
-    )  # fmt: skip
+        yield from turns(args.op, max(tokens), device)
+    if args.check:
+        from impl.bench.check import check
+
+        yield from check(cases, args.backend, args.tokens, args.runs, device)
 
 
 def _printer(as_json: bool, out: Path | None) -> Callable[[dict[str, Any]], None]:

@@ -109,7 +109,7 @@ SIDES = (
 )  # fmt: skip
 
 
-def turns(ops: Sequence[str], tokens: int, seconds: float, device: torch.device) -> Iterator[Event]:
+def turns(ops: Sequence[str], tokens: int, device: torch.device) -> Iterator[Event]:
     """One `toggle` event a toggle. Needs a GPU: on a CPU there is no graph to replay."""
     if device.type != "cuda":
         yield {"event": "note", "text": "toggles are timed by graph replays, which need a GPU"}
