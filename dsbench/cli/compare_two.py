@@ -50,7 +50,7 @@ def _print(results: Sequence[Result], found: TwoResults) -> None:
 
     for letter, result in zip("AB", results, strict=True):
         plan = result.plan
-        click.echo(f"{letter}: {plan.id}, suite {plan.suite}, {plan.engine}, {plan.created[:16]}")
+        print_note(f"{letter}: {plan.id}, suite {plan.suite}, {plan.engine}, {plan.created[:16]}", 2)
     click.echo()
     columns = [(letter, arm.name) for letter, result in zip("AB", results, strict=True) for arm in result.plan.arms]
     print_table(
@@ -84,12 +84,13 @@ def _print(results: Sequence[Result], found: TwoResults) -> None:
 
 
 def _print_pair(first: str, second: str, apart: Sequence[str], rows: Sequence[Verdict], notes: dict[str, int]) -> None:
-    from dsbench.cli.table import print_table
+    from dsbench.cli.table import print_note, print_table
     from dsbench.report.table import change, difference, how, verdict_words
 
     title = f"A {first} -> B {second}"
     if apart:
-        click.echo(f"{title}: not comparable: {'; '.join(apart)}\n")
+        print_note(f"{title}: not comparable: {'; '.join(apart)}", 2)
+        click.echo()
         return
 
     def marks(row: Verdict) -> str:

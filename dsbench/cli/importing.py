@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from dsbench.cli.params import FILE
-from dsbench.cli.table import cell_text, print_json, print_table
+from dsbench.cli.table import cell_text, print_json, print_note, print_table
 from dsbench.errors import InputError
 
 ROWS_SHOWN = 12
@@ -113,7 +113,7 @@ def _show(path: Path, content: Mapping[str, Any]) -> None:
     """One row a figure, one column a result, without figures that no result has; then what looks wrong."""
     rows = content.get("rows")
     if content["tool"] == "unknown":
-        click.echo(f"{path}: unknown: {content['why']}")
+        print_note(f"{path}: unknown: {content['why']}", 2)
         return
     results = rows if rows else [content]
     shown = results[:ROWS_SHOWN]
@@ -127,12 +127,12 @@ def _show(path: Path, content: Mapping[str, Any]) -> None:
     if rows:
         for key, value in content.items():
             if key not in FOR_EYES and value is not None:
-                click.echo(f"{key}: {_cell(value)}")
+                print_note(f"{key}: {_cell(value)}", 2)
     absent = dict.fromkeys(key for row in results for key in row if all(one.get(key) is None for one in results))
     if absent:
-        click.echo(f"not in the file: {', '.join(absent)}")
+        print_note(f"not in the file: {', '.join(absent)}", 2)
     for flag in _flags(content):
-        click.echo(f"look at: {flag}")
+        print_note(f"look at: {flag}", 2)
 
 
 def _names(n: int) -> list[str]:

@@ -25,7 +25,8 @@ def report(result: str, out: Path | None, formats: str) -> int:
 
     report.md has the tables of a pull request; report.html is one file that fetches nothing and runs no script, with
     plots, the answers that differ side by side, conditions, and the command that runs the experiment again. The
-    stored verdict is shown; where there is none, the records are judged, and nothing is stored but the report.
+    stored verdict is shown, with a note where the records say another word; where there is none, the records are
+    judged. Nothing is stored but the report.
     """
     from dsbench.judge import judge
     from dsbench.report.html import html
@@ -37,10 +38,14 @@ def report(result: str, out: Path | None, formats: str) -> int:
     folder = resolve(result)
     plan = load_plan(folder)
     records, notices = load_records(folder)
-    verdict = load_verdict(folder)
+    verdict, now = load_verdict(folder), judge(plan, records)
     if verdict is None:
         notices.append(f"{folder} has no stored verdict: judged from its records")
-        verdict = judge(plan, records)
+        verdict = now
+    elif now.word != verdict.word:
+        told = f"the verdict that is stored and shown is {verdict.word}; judged again, its records say {now.word}"
+        notices.append(f"{folder}: {told}")
+        verdict = verdict.model_copy(update={"notes": [*verdict.notes, told]})
     for notice in notices:
         click.echo(notice, err=True)
     found = page(plan, records, verdict)
@@ -49,6 +54,8 @@ def report(result: str, out: Path | None, formats: str) -> int:
     target = out or folder
     try:
         target.mkdir(parents=True, exist_ok=True)
+        if taken := [str(target / name) for name in texts if (target / name).is_dir()]:
+            raise InputError(f"cannot write the report: {taken[0]} is a folder")
         for name, text in texts.items():
             write_text(target / name, text)
             click.echo(target / name)

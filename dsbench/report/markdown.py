@@ -40,7 +40,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 0)
 def _head(page: Page) -> Iterator[str]:
     yield f"# {page.word}: {plain(page.id)}"
     yield ""
-    yield plain(page.sentence)
+    if page.by_arm:
+        yield from (f"- {plain(part)}" for part in page.by_arm)
+    else:
+        yield plain(page.sentence)
     yield ""
     yield plain(page.head)
 

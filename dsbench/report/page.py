@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from dsbench.evidence import BootEvidence, gather
@@ -79,6 +81,8 @@ class Page:
     measured_on: str
     word: str
     sentence: str
+    by_arm: list[str]
+    """The sentence in parts, one an arm, where there are several; empty otherwise."""
     floors: bool
     changes: list[Changed]
     arms: list[ArmPage]
@@ -127,6 +131,7 @@ def page(plan: Plan, records: Sequence[Record], verdict: ExperimentVerdict) -> P
         head=table.head(plan).removeprefix(f"{plan.id} · "),
         word=verdict.word,
         sentence=verdict.sentence,
+        by_arm=by_arm(verdict),
         floors=bool(plan.floors),
         changes=_changes(plan),
         arms=_arms(plan, verdict, numbered),
@@ -157,6 +162,21 @@ def page(plan: Plan, records: Sequence[Record], verdict: ExperimentVerdict) -> P
         caveats=rerun.caveats(plan),
         versions=_versions(plan, boots),
     )
+
+
+def by_arm(verdict: ExperimentVerdict) -> list[str]:
+    """The verdict's sentence cut before the name and word of each arm; [] for one arm, and where it is not by arm."""
+    text = verdict.sentence
+    starts: list[int] = []
+    for arm in verdict.arms:
+        named = re.compile(rf"(?:^|(?<=\. )){re.escape(arm.arm)}(?: \([^)]*\))? {arm.word}: ")
+        found = named.search(text, starts[-1] + 1 if starts else 0)
+        if found is None:
+            return []
+        starts.append(found.start())
+    if len(starts) < 2 or starts[0]:
+        return []
+    return [text[start:end].strip() for start, end in pairwise([*starts, len(text)])]
 
 
 def _changes(plan: Plan) -> list[Changed]:
@@ -234,7 +254,10 @@ def _kv_chart(rows: Sequence[KvRow]) -> str | None:
     candidates = rows[1:]
     if not any(row.gain_bytes for row in candidates):
         return None
-    return charts.gains([(row.state, gain(row.gain_bytes), row.gain_bytes) for row in candidates])
+    names = [row.state if row.state.startswith("after ") else row.arm for row in candidates]
+    return charts.gains(
+        [(name, gain(row.gain_bytes), row.gain_bytes) for name, row in zip(names, candidates, strict=True)]
+    )
 
 
 def _boot(boot: BootEvidence) -> BootRow:

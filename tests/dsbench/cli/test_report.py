@@ -39,6 +39,23 @@ def test_without_a_stored_verdict_the_records_are_judged(tmp_path, capsys):
     assert (tmp_path / "result" / "report.md").read_text().startswith("# improved: ")
 
 
+def test_a_stored_verdict_that_its_records_deny_is_told(tmp_path, capsys):
+    shutil.copytree(STORED, tmp_path / "result")
+    (tmp_path / "result" / "records.jsonl").write_text("")
+    assert run(tmp_path / "result") == 0
+    told = "stored and shown is improved; judged again, its records say void"
+    assert told in capsys.readouterr().err
+    for name in ("report.md", "report.html"):
+        assert told in (tmp_path / "result" / name).read_text()
+
+
+def test_a_folder_in_the_place_of_a_page_leaves_nothing(tmp_path, capsys):
+    (tmp_path / "report.html").mkdir()
+    assert run(STORED, "-o", tmp_path) == 2
+    assert "report.html is a folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [

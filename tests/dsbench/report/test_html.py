@@ -1,14 +1,19 @@
 """report.html by its tree: sections that have data, every text escaped, nothing fetched, nothing run."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from dsbench.judge import judge
 from dsbench.records import Finding, KvProfile, Observation, Plan, Record
 from dsbench.report.html import html
 from dsbench.report.page import page
+from dsbench.store import load_plan, load_records
 from dsbench.suite import load_suite
 from tests.dsbench.report.pages import Tree
 
+LADDER = Path(__file__).resolve().parents[3] / "results/h200/vllm-ladder"
 PLANTED = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;"
 
 
@@ -56,6 +61,21 @@ def test_names_of_arms_and_items_are_escaped_in_plots(make_plan, make_records):
     found = tree(plan, make_records(plan))
     assert "b" not in found.names()
     assert evil in found.text("boots")
+
+
+def test_the_sentence_of_several_arms_is_a_list():
+    plan, records = load_plan(LADDER), load_records(LADDER)[0]
+    found = page(plan, records, judge(plan, records))
+    assert len(found.by_arm) == len(plan.arms) - 1
+    assert " ".join(found.by_arm) == found.sentence
+    assert [part.split(" ")[0] for part in found.by_arm] == [arm.name for arm in plan.arms[1:]]
+
+
+def test_bars_of_kv_memory_have_names_of_their_own():
+    plan, records = load_plan(LADDER), load_records(LADDER)[0]
+    chart = page(plan, records, judge(plan, records)).kv_chart
+    names = re.findall(r'class="ink" text-anchor="start">([^<]*)<', chart)
+    assert names == [arm.name for arm in plan.arms[1:]]
 
 
 def test_nothing_is_fetched(make_plan, make_records):
