@@ -10,9 +10,10 @@ from typing import Any, Literal
 from dsbench import records
 from dsbench.engines import devices
 from dsbench.engines.engine import ReadBack, Running, read_ranks
-from dsbench.engines.secrets import redact
+from dsbench.engines.secrets import redact, redact_files
 from dsbench.parse.health import fatal_findings
 from dsbench.parse.progress import compile_lines
+from dsbench.probes import kv
 from dsbench.records import Arm, Plan
 from dsbench.store import RecordWriter
 
@@ -28,6 +29,13 @@ def record_read_back(told: ReadBack, of_boot: dict[str, Any], writer: RecordWrit
         writer.write(records.KvProfile(**of_boot, rank=rank, values=values))
     for code, text in told.findings:
         writer.write(records.Finding(**of_boot, code=code, text=redact(text)))
+
+
+def record_grown_profiles(boot_dir: Path, of_boot: dict[str, Any], writer: RecordWriter) -> None:
+    """Profiles that ranks wrote on while they served, as they are at the end."""
+    for rank, values in read_ranks(boot_dir, "kv_profile").items():
+        if kv.grows(values):
+            writer.write(records.KvProfile(**of_boot, rank=rank, values=values))
 
 
 def record_markers(
@@ -123,8 +131,9 @@ class BootLogs:
 
 
 def log_facts(log: Path, folder: Path) -> dict[str, Any]:
-    """Path, size and digest of a log; empty where there is none."""
+    """Path, size and digest of a log; empty where there is none. Secrets are taken out of it and its neighbours first."""
     try:
+        redact_files(log.parent)
         with log.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"log": str(log.relative_to(folder)), "log_bytes": log.stat().st_size, "log_sha256": digest}

@@ -19,6 +19,7 @@ from dsbench.boot_files import (
     log_facts,
     record_devices,
     record_devices_before,
+    record_grown_profiles,
     record_markers,
     record_read_back,
     visible_gpus,
@@ -184,7 +185,13 @@ def _boot(
             reason = asyncio.run(_measure(plan, planned, running, url, told, of_boot, asking, left, logs, writer))
             record_devices(of_boot, "after", devices.reading(visible_gpus(arm)), writer)
             logs.record_faults()
+            if any(kv.grows(profile) for profile in told.kv_profiles.values()):
+                time.sleep(kv.WRITTEN_S)
         record_markers(boot_dir, of_boot, "end", writer)
+        if "kv" in plan.probes.due(planned.block):
+            record_grown_profiles(boot_dir, of_boot, writer)
+            for reading in kv.at_end(plan, boot_dir):
+                writer.write(_observation(reading, planned, of_boot))
         if left and not reason:
             asyncio.run(_measure(plan, planned, running, None, told, of_boot, list(left), left, logs, writer))
         if reason:

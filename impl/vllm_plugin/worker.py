@@ -96,7 +96,8 @@ class Report:
         """Write what has changed since the last time."""
         if self._serving_from is not None:
             peak = _allocator("max_memory_allocated", self.worker.device)
-            self.profile["runtime_peak_bytes"] = peak - self._serving_from if peak is not None else None
+            # 0 is no reading: nothing has been served yet.
+            self.profile["runtime_peak_bytes"] = peak - self._serving_from or None if peak is not None else None
         now = (state.markers.to_json(), self.profile.get("runtime_peak_bytes"))
         if now != self._flushed:
             self._flushed = now

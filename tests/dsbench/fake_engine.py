@@ -45,6 +45,7 @@ LINES = {
     "fatal-line": "ERROR 01-01 00:00:00 [w.py:1] CUDA error: an illegal memory access was encountered",
 }
 """Faults that are a line in the log while a stream is timed."""
+served: dict[str, Any] = {}
 counts = {"prompt": 0, "generation": 0}
 DEPTH = 5
 drafts = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0, "positions": [0] * DEPTH}
@@ -120,6 +121,7 @@ async def completions(request: Request) -> Response:
         out = sampled(ids, number, rng)
         named = logprobs_of(ids, out, body["logprobs"]) if "logprobs" in body else None
         return JSONResponse({"choices": [{"text": "?", "token_ids": out, "logprobs": named}], "usage": usage})
+    grow(length)
     if FAULT == "reset" and body.get("stream"):
         counts.update(prompt=0, generation=0)
     if FAULT == "die" and length > 200:
@@ -223,8 +225,19 @@ def write_files(args: argparse.Namespace) -> None:
         "tokens": available // 1024,
         "max_concurrency": available / 1024 / dims.max_model_len,
     }
+    if FAULT == "served-later":
+        served.update(profile, stage="serving", runtime_peak_bytes=None)
+        profile = served
     handshake.kv_profile(profile)
     handshake.markers(markers)
+
+
+def grow(length: int) -> None:
+    """The profile of a rank that writes what serving costs while it serves."""
+    if served:
+        peak = max(served["runtime_peak_bytes"] or 0, 1000 * length)
+        served["runtime_peak_bytes"] = peak
+        handshake.kv_profile(served)
 
 
 def main() -> None:

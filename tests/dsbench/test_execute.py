@@ -1,6 +1,7 @@
 """Real boots of the fake engine: what is recorded, when a boot fails, and after an interruption."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -52,6 +53,17 @@ def test_a_probe_for_the_first_block_runs_there_alone_and_is_not_missed_elsewher
         c for c in records if not (isinstance(c, r.Check) and c.probe == "smoke" and c.boot == plan.boots[0].number)
     ]
     assert judge(plan, lost).word == "void"
+
+
+def test_bytes_that_serving_costs_are_read_when_it_is_over(run, small, monkeypatch):
+    monkeypatch.setattr("dsbench.probes.kv.WRITTEN_S", 0.0)
+    folder, plan, records = run("served-later", suite=small.model_copy(update={"warmup_boots": 0}))
+    for boot in plan.boots:
+        read = [o for o in kinds(records, r.Observation, boot.number) if o.metric == "kv.runtime_peak_bytes"]
+        profile = json.loads((folder / store.BOOTS / boot.folder / "kv_profile.rank0.json").read_text())
+        assert profile["runtime_peak_bytes"] > 0
+        assert [(o.value, o.rank) for o in read] == [(profile["runtime_peak_bytes"], 0)]
+    assert judge(plan, records).void == []
 
 
 def test_a_whole_run(run):
