@@ -50,13 +50,13 @@ def close(found, expected, size, roundings=1):
 def test_streams_and_means(n):
     residual, y, post, comb = acts(n)
     expected = reference.post_streams(residual, y, post, comb)
-    found = kernels.post_streams(residual, y, post, comb)
+    found = kernels.post_streams(residual, y, post, comb, tokens=8)
     size = reference.post_rows(residual.abs(), y.abs(), post, comb).float()
     assert close(found, expected, size)
     mean = torch.empty_like(y)
-    kernels.post_mean(residual, y, post, comb, mean, tokens=2, columns=32)
+    kernels.post_mean(residual, y, post, comb, mean, tokens=8, columns=32)
     assert close(mean, found.float().mean(1), size.mean(1))
-    kernels.post_streams(residual, y, post, comb, out=residual)
+    kernels.post_streams(residual, y, post, comb, out=residual, tokens=8)
     assert torch.equal(residual, found)
 
 
@@ -65,7 +65,7 @@ def test_the_seam_and_its_own_streams(n):
     """Gates and layer input against PRE of the streams that the kernel itself wrote: no rounding to argue about."""
     residual, y, post, comb = acts(n, seed=50)
     found = kernels.seam(residual, y, post, comb, seam_weights(), **SMALL_TILES)
-    assert torch.equal(found.residual, kernels.post_streams(residual, y, post, comb))
+    assert torch.equal(found.residual, kernels.post_streams(residual, y, post, comb, tokens=8))
     expected = reference.pre(found.residual, seam_weights())
     torch.testing.assert_close(found.post, expected.post, atol=1e-4, rtol=0)
     torch.testing.assert_close(found.comb, expected.comb, atol=1e-4, rtol=0)
@@ -115,7 +115,7 @@ def test_pre(n):
 @pytest.mark.parametrize("n", [1, 8])
 def test_the_head_with_and_without_the_mean(n):
     residual, y, post, comb = acts(n, seed=100)
-    streams = kernels.post_streams(residual, y, post, comb)
+    streams = kernels.post_streams(residual, y, post, comb, tokens=8)
     alone, beside, mean = (torch.empty_like(y) for _ in range(3))
     kernels.post_head(residual, y, post, comb, head_weights(), alone, **SMALL_TILES)
     kernels.post_head(residual, y, post, comb, head_weights(), beside, mean, **SMALL_TILES)
