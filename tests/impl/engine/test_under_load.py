@@ -93,7 +93,7 @@ def test_a_thousand_aborts_at_any_moment_leave_no_block_and_no_row(alone: dict[b
         while len(live) < 40:
             live.append(make_request(rng.choice([*PROMPTS, [3] * 80]), max_tokens=60))
             scheduler.add(live[-1])
-        if aborted % 12 == 0:
+        if aborted % 8 == 0:
             runner.step()
         victim = live.pop(rng.randrange(len(live)))
         if victim.finish_reason:
