@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -26,7 +27,9 @@ CHECKED = (1, 7, 8, 16, 17, 32, 33, 128, 1000, 8192)
 SMALL, LARGE = (1, 6, 16, 32, 64), 8192
 SEEDS = 4
 """Inputs of the in-place comparison at every number of tokens."""
-CASE_SECONDS, FIRST_SECONDS, COMPILERS = 15, 60, 10
+CASE_SECONDS, VLLM_SECONDS, START_SECONDS, COMPILERS = 12, 60, 60, 10
+LOSSES = 2
+"""Crashes or hangs of an operation after which its other cases are left out: each costs a new process."""
 
 Case = dict[str, Any]
 
@@ -63,6 +66,9 @@ def cases(backend: str, seeds: int) -> Iterator[Case]:
 def run_case(case: Case) -> Case:
     from impl.ops import mhc_cases
 
+    if case["kind"] == "start":
+        mhc_cases.acts(1, 0)
+        return {}
     if case["kind"] == "ceiling":
         return mhc_cases.copy_ceiling()
     function = importlib.import_module(MODULES[case["backend"]]).OPERATIONS[case["op"]]
@@ -157,8 +163,8 @@ class Server:
             text=True,
         )
         self.lines: queue.Queue[str] = queue.Queue()
-        self.fresh = True
         threading.Thread(target=self._read, daemon=True).start()
+        self.ask({"kind": "start"}, START_SECONDS)
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -172,12 +178,11 @@ class Server:
         try:
             self.process.stdin.write(json.dumps(case) + "\n")
             self.process.stdin.flush()
-            line = self.lines.get(timeout=FIRST_SECONDS if self.fresh else seconds)
+            line = self.lines.get(timeout=seconds)
         except queue.Empty:
             return {"error": f"no answer in {seconds} s", "lost": True}
         except BrokenPipeError:
             line = ""
-        self.fresh = False
         if not line:
             return {"error": f"the process ended: {self.process.wait()}", "lost": True}
         found: Case = json.loads(line)
@@ -249,7 +254,7 @@ def main(arguments: list[str]) -> int:
             subprocess.run([sys.executable, "-m", "impl.ops.cuda.build"])
         # While Triton compiles, what needs no clock; then the clock alone on the card.
         early = [case for case in todo if case["backend"] == "cuda" and case["kind"] == "check"]
-        server = Server()
+        server, losses = Server(), Counter[tuple[Any, Any]]()
         for case in [*early, {"kind": "join"}, {"kind": "ceiling"}, *(case for case in todo if case not in early)]:
             if case["kind"] == "join":
                 compiling.join()
@@ -258,9 +263,13 @@ def main(arguments: list[str]) -> int:
             if time.monotonic() - began > options.seconds:
                 put({"kind": "stopped"})
                 break
-            found = server.ask(case, 60 if case.get("backend") == "vllm" else CASE_SECONDS)
+            operation = (case.get("backend"), case.get("op"))
+            if losses[operation] >= LOSSES:
+                continue
+            found = server.ask(case, VLLM_SECONDS if case.get("backend") == "vllm" else CASE_SECONDS)
             put({**case, **found})
             if found.get("lost"):
+                losses[operation] += 1
                 server.end()
                 server = Server()
         server.end()

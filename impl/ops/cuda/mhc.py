@@ -111,10 +111,10 @@ def _library(device: int) -> ctypes.CDLL:
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    "mhc_pre": pre,
     "mhc_seam": seam,
     "mhc_post_head": post_head,
     "mhc_post_mean_head": post_head,
+    "mhc_pre": pre,
 }
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {name: [{"warps": 16}, {"warps": 8}] for name in OPERATIONS}
 

@@ -332,7 +332,6 @@ _SMALL: list[dict[str, Any]] = [
 _CHUNKS: list[dict[str, Any]] = [{**_LARGE[0], "chunk": chunk} for chunk in (1024, 2048)]
 _HEAD = [*_LARGE[:2], *_CHUNKS[:1], {**_LARGE[0], "early": True}, *_SMALL[:2]]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "mhc_pre": [*_LARGE[:2], *_SMALL[:2]],
     "mhc_post": _TILES,
     "mhc_seam": [
         *_LARGE, *_CHUNKS, {**_LARGE[0], "mix_warps": 8}, {**_LARGE[0], "early": True},
@@ -341,6 +340,7 @@ VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "mhc_post_mean": _TILES,
     "mhc_post_head": _HEAD,
     "mhc_post_mean_head": _HEAD,
+    "mhc_pre": [*_LARGE[:2], *_SMALL[:2]],
 }  # fmt: skip
 
 __all__ = ["OPERATIONS", "VARIANTS", "post_head", "post_mean", "post_streams", "pre", "seam"]
