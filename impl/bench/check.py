@@ -160,7 +160,8 @@ def difference(found: Sequence[Tensor], wanted: Sequence[Tensor], bitwise: bool)
             continue
         bound = BF16_BOUND if b.dtype == torch.bfloat16 else FP32_BOUND
         scale = b.float().abs() + b.float().abs().mean()
-        worst = max(worst, float(((a.float() - b.float()).abs() / (bound * scale + 1e-30)).max()))
+        off = ((a.float() - b.float()).abs() / (bound * scale + 1e-30)).nan_to_num(nan=float("inf"))
+        worst = max(worst, float(off.max()))
     return {"differ": differ / count, "worst": worst, "bitwise": bitwise,
             "ok": differ == 0 if bitwise else worst <= 1}  # fmt: skip
 

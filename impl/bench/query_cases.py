@@ -57,7 +57,15 @@ def _in_place(function: Callable[..., Any], i: Inputs) -> Outputs:
 
 def _insert(function: Callable[..., Any], i: Inputs) -> Outputs:
     function(i["kv"], i["positions"], i["table"], i["slots"], i["pages"], i["layout"], i["packing"], workspace(i["kv"]))
-    return (i["pages"],)
+    return _parts(i)
+
+
+def _parts(i: Inputs) -> Outputs:
+    """Views of the pages: codes, rope values, scales."""
+    pages, layout, per_page = i["pages"], i["layout"], i["per_page"]
+    data = pages[:, : per_page * layout.data_bytes].unflatten(1, (per_page, layout.data_bytes))
+    scales = pages[:, per_page * layout.data_bytes :][:, : per_page * layout.scale_bytes]
+    return data[..., : layout.nope], data[..., layout.nope :].view(torch.bfloat16), scales
 
 
 def _vllm_fresh(i: Inputs) -> Outputs:
@@ -90,7 +98,7 @@ def _vllm_insert(i: Inputs) -> Outputs:
     insert_keys(
         i["kv"], i["pages"], i["slots"], i["positions"], i["cos_sin"], i["eps_number"], i["per_page"]
     )  # fmt: skip
-    return (i["pages"],)
+    return _parts(i)
 
 
 def _turn(i: Inputs) -> int:
@@ -103,7 +111,7 @@ CASES = (
          changed=("q",)),
     Case("kv_insert", "paged", inputs, _insert,
          lambda i: size(i["kv"], i["slots"]) + _turn(i)
-         + i["slots"].shape[0] * (i["layout"].data_bytes + i["layout"].scale_bytes), _vllm_insert, bitwise=True),
+         + i["slots"].shape[0] * (i["layout"].data_bytes + i["layout"].scale_bytes), _vllm_insert),
 )  # fmt: skip
 
 __all__ = ["CASES"]

@@ -1,0 +1,133 @@
+"""Which backend is taken: the table, what is forced, what is not here, and names that are none."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+from impl.dims import PICO
+from impl.ops import dispatch
+from impl.ops.dispatch import DispatchError, Row
+
+
+@pytest.mark.parametrize("op", dispatch.REFERENCES)
+def test_a_cpu_takes_the_reference(op, monkeypatch):
+    monkeypatch.delenv(dispatch.FORCE, raising=False)
+    chosen = dispatch.backend(op, "cpu", PICO, 8)
+    assert chosen.backend == "torch"
+    assert f"{chosen.function.__module__}:{chosen.function.__name__}" == dispatch.REFERENCES[op]
+
+
+@pytest.mark.parametrize("name", [name for name in dispatch.BACKENDS if name != "torch"])
+def test_backends_have_the_references_signature(name):
+    """The reference's parameters come first, in its order and by its names; what is added has defaults."""
+    if dispatch.missing(name):
+        pytest.skip(f"{name}: {dispatch.missing(name)}")
+    for op, function in dispatch.operations(name).items():
+        wanted = list(inspect.signature(dispatch.operations("torch")[op]).parameters)
+        found = inspect.signature(function).parameters
+        shared = [parameter for parameter in found if parameter in wanted]
+        left_out = [parameter for parameter in wanted if parameter not in found]
+        assert shared == [p for p in wanted if p in shared], op
+        assert set(left_out) <= {"workspace"}, op
+        for parameter in found.values():
+            if parameter.name not in wanted and parameter.kind is not parameter.VAR_KEYWORD:
+                assert parameter.default is not parameter.empty, (op, parameter.name)
+        for point in dispatch.variants(name).get(op, ()):
+            takes_any = any(p.kind is p.VAR_KEYWORD for p in found.values())
+            assert takes_any or point.keys() <= found.keys(), (op, point)
+
+
+@pytest.mark.parametrize(
+    ("value", "op", "wanted"),
+    [
+        ("torch", "mhc_seam", "torch"),
+        ("triton", "mhc_seam", "triton"),
+        ("mhc_seam=cuda,index_map=torch", "mhc_seam", "cuda"),
+        ("mhc_seam=cuda,index_map=torch", "index_map", "torch"),
+        ("mhc_seam=cuda", "index_map", None),
+        ("torch, mhc_seam=cuda", "mhc_seam", "cuda"),
+        ("mhc_seam=cuda, torch", "mhc_seam", "cuda"),
+        ("", "mhc_seam", None),
+    ],
+)
+def test_backends_are_forced_by_the_environment(value, op, wanted, monkeypatch):
+    monkeypatch.setenv(dispatch.FORCE, value)
+    assert dispatch.forced(op) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("tritom", "unknown backend in DSBENCH_OPS 'tritom': did you mean triton?"),
+        ("mhc_seem=torch", "unknown operation in DSBENCH_OPS 'mhc_seem': did you mean mhc_seam?"),
+        ("mhc_seam=", "unknown backend in DSBENCH_OPS '': known: torch"),
+    ],
+)
+def test_a_wrong_name_is_one_clear_error(value, words, monkeypatch):
+    monkeypatch.setenv(dispatch.FORCE, value)
+    with pytest.raises(DispatchError) as error:
+        dispatch.backend("mhc_seam", "cpu", "pico", 8)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_operation_is_one_clear_error():
+    with pytest.raises(DispatchError, match="unknown operation 'index_mop': did you mean index_map"):
+        dispatch.backend("index_mop", "cpu", PICO, 8)
+
+
+def test_a_forced_backend_that_is_not_here_is_an_error(monkeypatch):
+    monkeypatch.setenv(dispatch.FORCE, "flashinfer")
+    with pytest.raises(DispatchError, match="backend 'flashinfer' has no operation 'rejection' here: no operation"):
+        dispatch.backend("rejection", "cpu", PICO, 8)
+
+
+def test_rows_fit_by_card_shape_and_tokens():
+    row = Row("NVIDIA H200", "mhc_seam", "cuda", "flash", (17, 8192))
+    assert row.fits("mhc_seam", "NVIDIA H200", "flash", 17)
+    assert not row.fits("mhc_seam", "NVIDIA H200", "flash", 16)
+    assert not row.fits("mhc_seam", "NVIDIA H200", "pico", 17)
+    assert not row.fits("mhc_seam", "NVIDIA H100", "flash", 17)
+    assert not row.fits("mhc_pre", "NVIDIA H200", "flash", 17)
+    assert Row("*", "mhc_seam", "cuda").fits("mhc_seam", "any card", "pico", 1)
+    assert not Row("*", "mhc_seam", "", note="not written").fits("mhc_seam", "any card", "pico", 1)
+
+
+def test_the_first_fitting_row_whose_backend_is_here_is_taken(monkeypatch):
+    rows = (Row("*", "index_map", "flashinfer"), Row("*", "index_map", "torch", parameters={"a": 1}))
+    monkeypatch.setattr(dispatch, "table", lambda: rows)
+    monkeypatch.setattr(dispatch, "_card", lambda device: "some card")
+    monkeypatch.delenv(dispatch.FORCE, raising=False)
+    chosen = dispatch.backend("index_map", "cuda:0", PICO, 8)
+    assert (chosen.backend, chosen.parameters) == ("torch", {"a": 1})
+    monkeypatch.setattr(dispatch, "table", lambda: rows[:1])
+    assert dispatch.backend("index_map", "cuda:0", PICO, 8).backend == "torch"
+
+
+def test_the_committed_table_names_what_there_is():
+    """Every measured row names its record; every row that is not written says why."""
+    for row in dispatch.table():
+        assert row.tokens[0] <= row.tokens[1]
+        assert (row.ms is None) == (row.record == ""), row
+        assert bool(row.backend) != bool(row.note) or row.backend, row
+        if row.backend and not dispatch.missing(row.backend):
+            assert row.op in dispatch.operations(row.backend), row
+
+
+def test_a_table_with_an_unknown_backend_is_refused(tmp_path):
+    file = tmp_path / "tuning.json"
+    file.write_text(json.dumps({"rows": [{"card": "*", "op": "index_map", "backend": "rust"}]}))
+    with pytest.raises(DispatchError, match="unknown backend 'rust'"):
+        dispatch.table(file)
+
+
+def test_the_command_prints_the_table_in_force():
+    done = subprocess.run([sys.executable, "-m", "impl.ops.dispatch"], capture_output=True, text=True, check=True)
+    for op, reference in dispatch.REFERENCES.items():
+        assert f"{op}  (reference {reference})" in done.stdout
+    assert "not written" in done.stdout
