@@ -21,6 +21,8 @@ EngineName = Literal["embedded", "vllm", "command", "endpoint"]
 Phase = Literal["warm-up", "measured"]
 Word = Literal["improved", "regressed", "equivalent", "inconclusive", "void", "not-run"]
 Value = int | float | str | list[int]
+Name = Annotated[str, Field(pattern=r"^[^\s/\\.\x00-\x1f][^/\\\x00-\x1f]*$")]
+"""A name that is part of a path: it leads nowhere else."""
 
 ALPHA = 0.05
 EQUIVALENCE_CONFIDENCE = 0.90
@@ -38,7 +40,7 @@ class _Noun(BaseModel):
 class Arm(_Noun):
     """A build plus toggle states. The first arm of a plan is the baseline."""
 
-    name: str
+    name: Name
     toggles: list[str]
     """Factors of this arm as declared, `name` or `name=off`; empty for the baseline."""
     environment: str
@@ -79,7 +81,7 @@ class PlannedBoot(_Noun):
 
     number: int
     """From 1, in order of time; also the number of its folder."""
-    arm: str
+    arm: Name
     block: int | None
     """From 1; none for a warm-up."""
     phase: Phase
@@ -104,7 +106,7 @@ class Plan(_Noun):
     """Everything decided before the first boot; the verdict is a function of this and the records."""
 
     version: Literal[1] = 1
-    id: str
+    id: Name
     created: str
     """Local time with its offset, ISO 8601."""
     harness_version: str

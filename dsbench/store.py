@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from dsbench.engines.secrets import redact_object
 from dsbench.errors import InputError, ResultsLost
 from dsbench.records import RECORD, ExperimentVerdict, Plan, Record
 
@@ -123,6 +124,14 @@ def _checked(line: bytes) -> tuple[bytes, bool]:
     return content, True
 
 
+def record_of(line: bytes) -> Record:
+    """The record of one whole line that must have a checksum. ValueError if it is not what was written."""
+    content, has_checksum = _checked(line)
+    if not has_checksum:
+        raise ValueError("it has no checksum")
+    return RECORD.validate_json(content)
+
+
 def load_verdict(folder: Path) -> ExperimentVerdict | None:
     """The stored verdict; None if there is none yet."""
     try:
@@ -185,7 +194,7 @@ class RecordWriter:
         self.write_all(records)
 
     def write_all(self, records: Iterable[Record]) -> None:
-        lines = b"".join(line_of(RECORD.dump_json(record)) for record in records)
+        lines = b"".join(line_of(redact_object(RECORD.dump_json(record))) for record in records)
         whole = self._file.seek(0, os.SEEK_END)
         try:
             if os.fstat(self._file.fileno()).st_nlink == 0:

@@ -29,11 +29,12 @@ def inspect(file: Path, as_json: bool) -> int:
     scripts, and pages of /metrics (two, each headed '# SNAPSHOT time status=200', give their differences).
     What a file does not say is null, and a file of no known shape is called unknown.
     """
+    from dsbench.engines.secrets import redact
     from dsbench.parse.inspect import UNKNOWN
     from dsbench.parse.inspect import inspect as read
 
     try:
-        text = file.read_bytes().decode("utf-8", "replace")
+        text = redact(file.read_bytes().decode("utf-8", "replace"))
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror or error}") from None
     found = read(text)

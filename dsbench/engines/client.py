@@ -13,7 +13,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from dsbench.engines.chat import ChatReply, Thinking, read_reply, thinking_fields
-from dsbench.engines.secrets import authorization
+from dsbench.engines.secrets import authorization, redact
 from dsbench.parse.prometheus import Page, read_page
 
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=1.0)
@@ -22,7 +22,10 @@ moment is lost: none is sent on one that was idle for long."""
 
 
 class BadAnswer(Exception):
-    """The server refused a request, or answered something that is not the protocol."""
+    """The server refused a request, or answered something that is not the protocol; what it said is redacted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,7 @@ class Client:
                 try:
                     event = json.loads(line[5:])
                 except ValueError:
-                    start = repr(line[:60])
+                    start = repr(redact(line)[:60])
                     raise BadAnswer(f"/v1/completions streamed a line that is not JSON: {start}") from None
                 if event.get("usage"):
                     total = int(event["usage"]["completion_tokens"])
@@ -295,4 +298,5 @@ def read_counters(text: str) -> dict[str, float]:
 
 
 def _refusal(path: str, status: int, content: bytes) -> str:
-    return f"{path} answered {status}: {content[:200].decode('utf-8', 'replace').strip()}"
+    # Redacted before it is cut: half a secret is not known to be one.
+    return f"{path} answered {status}: {redact(content[:20_000].decode('utf-8', 'replace')).strip()[:200]}"

@@ -41,7 +41,10 @@ The kernel's SIGTERM reaches the engine's first process alone, and one that is d
 
 
 class EngineFailed(Exception):
-    """The engine did not start, did not get ready, or is gone; the message says what its log ends with."""
+    """The engine did not start, did not get ready, or is gone; the message says what its log ends with, redacted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dsbench.engines.client import Client
+from dsbench.engines.secrets import redact
 from dsbench.records import Plan, PlannedBoot, Value
 
 LEAST_VOCABULARY = 95
@@ -74,7 +75,10 @@ class Reading:
 
 
 class ProbeFailed(Exception):
-    """A probe could not measure; the message is its one-line reason."""
+    """A probe could not measure; the message is its one-line reason, redacted."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redact(message))
 
 
 class Probe(Protocol):
