@@ -165,7 +165,7 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _check(event: dict[str, Any]) -> tuple[str, ...]:
-    result = {True: "passed", False: "FAILED", None: "-"}[event["ok"]]
+    result = {True: "passed", False: "FAILED", None: "told"}[event["ok"]]
     figures = []
     if "inputs" in event:
         figures.append(f"{event['equal']} of {event['inputs']} bitwise equal")

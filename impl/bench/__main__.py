@@ -55,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m impl.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--op", action="append", default=[], help="only this operation; may be repeated")
     parser.add_argument("--backend", action="append", default=[], help="only this backend; may be repeated")
-    parser.add_argument("--tokens", type=_numbers, help="numbers of tokens, as 1,64,8192")
+    parser.add_argument(
+        "--tokens", type=_numbers, help="numbers of tokens, as 1,64,8192; checks beside times have their own"
+    )
     parser.add_argument("--seconds", type=float, default=0.2, help="measuring time of one figure")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     parser.add_argument("--variants", action="store_true", help="every point of a backend's tuning")
@@ -93,7 +95,7 @@ def _events(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str
     if args.check:
         from impl.bench.check import check
 
-        yield from check(cases, args.backend, args.tokens, args.runs, device)
+        yield from check(cases, args.backend, None if times else args.tokens, args.runs, device)
 
 
 def _printer(as_json: bool, out: Path | None) -> Callable[[dict[str, Any]], None]:
