@@ -37,10 +37,7 @@ def fake_bench(tmp_path):
     def make(script):
         file = tmp_path / "python"
         body = textwrap.dedent(script)
-        head = f"#!{sys.executable}
-import json, os, sys
-skip = [a for a in sys.argv if '--skip=' in a]
-"
+        head = f"#!{sys.executable}\nimport json, os, sys\nskip = [a for a in sys.argv if '--skip=' in a]\n"
         file.write_text(head + body)
         file.chmod(0o755)
         return str(file)
