@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+LONGEST = 1000
+"""Characters of a line; files may hold names and values of any length."""
+
 
 class InputError(ValueError):
-    """Bad input. The message is one line that names the thing, the value and the mend."""
+    """Bad input. The message is one line that names the thing, the value and the mend, whatever the input holds."""
+
+    def __init__(self, line: str) -> None:
+        plain = line if line.isprintable() else "".join(c if c.isprintable() else " " for c in line)
+        super().__init__(plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 310]} [...] {plain[-300:]}")
 
 
 class ResultsLost(Exception):

@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from dsbench.comparison import Comparison
 from dsbench.decide import decide, decide_exact
+from dsbench.errors import InputError
 from dsbench.records import Observation, Value, Verdict
 from dsbench.stats.items import MCNEMAR, Paired, compare_items
 from dsbench.stats.power import POWER, blocks_needed, smallest_effect, smallest_share
@@ -48,6 +49,7 @@ def compare_by_item(
         score_a = dict.fromkeys(items, 1.0)
         score_b = {item: float(b[item][0] == a[item][0]) for item in items}
     else:
+        _check_shares(this.metric.key, [*a.items(), *b.items()])
         score_a = {item: _share(a[item]) for item in items}
         score_b = {item: _share(b[item]) for item in items}
     paired = compare_items(score_a, score_b, _clusters(baseline), this.plan.equivalence_confidence)
@@ -127,6 +129,13 @@ def _worse(baseline: Sequence[Value], candidate: Sequence[Value], tokens: bool) 
 def _share(values: Sequence[Value]) -> float:
     """Share of boots in which an item was right."""
     return fmean(value for value in values if isinstance(value, int | float))
+
+
+def _check_shares(metric: str, read: Sequence[tuple[str, Sequence[Value]]]) -> None:
+    for item, values in read:
+        for value in values:
+            if not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise InputError(f"records: {metric} of {item!r} reads {value!r} where a share from 0 to 1 is due")
 
 
 def _by_item(observed: Mapping[int, list[Observation]]) -> dict[str, list[Value]]:

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from dsbench.errors import InputError
 from dsbench.metrics import check_pattern
 from dsbench.probe_table import Table
+from dsbench.toml_text import read_toml
 
 Must = Literal["not-regress", "improve", "nothing"]
 Open = Literal["pass", "fail", "rerun"]
@@ -119,7 +120,7 @@ def load_policy(path: Path) -> Policy:
     """Read a policy's file. InputError: `file:line: key problem`, one line."""
     try:
         text = path.read_text(encoding="utf-8")
-        policy = Policy.model_validate(tomllib.loads(text))
+        policy = Policy.model_validate(read_toml(text))
     except OSError as error:
         raise InputError(f"policy {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

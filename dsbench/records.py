@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from dsbench.by_host import ByHost
 from dsbench.effects import MetricEffects
@@ -23,7 +23,11 @@ Word = Literal["improved", "regressed", "equivalent", "inconclusive", "void", "n
 Value = int | float | str | list[int]
 Name = Annotated[str, Field(pattern=r"^[^\s/\\.\x00-\x1f][^/\\\x00-\x1f]*$")]
 """A name that is part of a path: it leads nowhere else."""
+Figure = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=-(10**18), le=10**18)]
+"""Bounded, so that sums, squares and quotients of figures are numbers, too."""
 
+Level = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 ALPHA = 0.05
 EQUIVALENCE_CONFIDENCE = 0.90
 
@@ -97,9 +101,9 @@ class Look(_Noun):
     """One moment at which an experiment may stop early."""
 
     blocks: int
-    alpha: float
+    alpha: Level
     """Level of the two-sided test at this look."""
-    equivalence_confidence: float
+    equivalence_confidence: Level
 
 
 class Plan(_Noun):
@@ -132,9 +136,9 @@ class Plan(_Noun):
     guards: list[str]
     drift_controls: list[str]
     timeouts: Timeouts
-    alpha: float = ALPHA
+    alpha: Level = ALPHA
     """Level of the two-sided test for improved and regressed."""
-    equivalence_confidence: float = EQUIVALENCE_CONFIDENCE
+    equivalence_confidence: Level = EQUIVALENCE_CONFIDENCE
     """Confidence of the interval that must lie inside the margin for equivalent."""
     fingerprint: Fingerprint | None = None
     """The machine that the plan was made on."""
@@ -150,6 +154,18 @@ class Plan(_Noun):
     """Of the gate that the verdict is held against; None without one."""
     notes: list[str]
     """What the plan decided on its own, such as toggles that it turned on in both arms."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Plan:
+        """Arms that are named are there, and every name and number is there once."""
+        names, numbers = [arm.name for arm in self.arms], [boot.number for boot in self.boots]
+        if not names or len({*names}) < len(names):
+            raise ValueError("arms: there should be one or more, of different names")
+        if len({*numbers}) < len(numbers):
+            raise ValueError("boots: two have one number")
+        if strange := [boot.arm for boot in self.boots if boot.arm not in names]:
+            raise ValueError(f"boots: no arm is called {strange[0]!r}")
+        return self
 
     @property
     def baseline(self) -> Arm:
@@ -228,7 +244,7 @@ class Counters(_OfBoot):
     moment: str
     """`ready`, or the name of the probe that has just ended."""
     pid: int | None
-    values: dict[str, float]
+    values: dict[str, Figure]
 
 
 class Devices(_OfBoot):
@@ -244,7 +260,7 @@ class Observation(_OfBoot):
 
     record: Literal["observation"] = "observation"
     metric: str
-    value: Value | None
+    value: Whole | Figure | str | list[Whole] | None
     """None where the platform does not know."""
     unit: str
     rank: int | None = None
@@ -253,7 +269,7 @@ class Observation(_OfBoot):
     cluster: str | None = None
     """Items that share one are not independent of each other."""
     phase: Phase
-    raw: list[float] | None = None
+    raw: list[Figure] | None = None
     """What `value` was made of: readings whose median it is, both counts of a ratio, or p and total variation."""
     text: str | None = None
     """What the engine answered, where a person would want to see it."""

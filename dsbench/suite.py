@@ -17,6 +17,7 @@ from dsbench.errors import InputError
 from dsbench.metrics import check_pattern
 from dsbench.probe_settings import Probes
 from dsbench.probe_table import Count, Table
+from dsbench.toml_text import read_toml
 
 Until = Literal["profile", "ready"]
 
@@ -133,7 +134,7 @@ def load_suite(name_or_path: str) -> Suite:
 def parse_suite(text: str, source: str) -> Suite:
     """Validate a suite's text. InputError: `source:line: key problem`, one line."""
     try:
-        content = tomllib.loads(text)
+        content = read_toml(text)
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"^(.*?) \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
         line = int(at[2]) if at and at[2] else text.count("\n") + 1

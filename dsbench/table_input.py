@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dsbench.errors import InputError
+from dsbench.json_text import read_json
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Repeats = Annotated[list[Number], Field(min_length=1)]
@@ -205,7 +206,7 @@ def load_json(path: Path) -> Any:
     """The content of a JSON file, or one line that says why there is none."""
     too_deep = f"{path}: nested more than {DEEPEST} levels deep"
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = read_json(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -237,7 +238,10 @@ def _explain(error: ValidationError, content: Any) -> str:
     problems = error.errors(include_url=False)
     first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
     # Parts in capitals or brackets are pydantic's names of alternatives, not keys of the file.
-    path = [part for part in first["loc"] if isinstance(part, int) or _in_file(str(part))]
+    *above, last = first["loc"] or ("",)
+    path = [part for part in above if isinstance(part, int) or _in_file(str(part))]
+    if isinstance(last, int) or _in_file(last) or first["type"] == "extra_forbidden":
+        path.append(last)
     where = ".".join(str(part) for part in path)
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":

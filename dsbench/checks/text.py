@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 from dsbench.checks.answer import Answer, Input, Some, read
@@ -28,13 +28,14 @@ def incoherence(text: str) -> str | None:
         return "leaked control token"
     if "\ufffd" in text:
         return "replacement character"
-    letters = [c for c in text if c.isalpha()]
-    foreign = sum("LATIN" not in unicodedata.name(c, "") for c in letters)
-    if foreign > OTHER_SCRIPT_SHARE * len(letters):
-        return f"{foreign} of {len(letters)} letters are non-Latin"
-    if text and _longest_run(text) >= max(REPEATED_RUN, len(text) / 2):
+    counts = Counter(text)
+    letters = Counter({c: n for c, n in counts.items() if c.isalpha()})
+    foreign = sum(n for c, n in letters.items() if "LATIN" not in unicodedata.name(c, ""))
+    if foreign > OTHER_SCRIPT_SHARE * letters.total():
+        return f"{foreign} of {letters.total()} letters are non-Latin"
+    if text and _middle_run(text) >= max(REPEATED_RUN, len(text) / 2):
         return "repetition"
-    if len(text) >= REPEATED_RUN and len(set(text)) <= 2:
+    if len(text) >= REPEATED_RUN and len(counts) <= 2:
         return "repetition"
     return None
 
@@ -86,9 +87,11 @@ def _recovered(sampler: _Sampler) -> int:
     return recovered_token(target, sampler.draft_probs)
 
 
-def _longest_run(text: str) -> int:
-    longest = run = 1
-    for before, after in pairwise(text):
-        run = run + 1 if before == after else 1
-        longest = max(longest, run)
-    return longest
+def _middle_run(text: str) -> int:
+    """Length of the longest run of one character through the middle, where any run of half a text must pass."""
+
+    def run_through(at: int) -> int:
+        before, after = text[:at], text[at:]
+        return len(text) - len(before.rstrip(text[at])) - len(after.lstrip(text[at]))
+
+    return max(run_through(len(text) // 2), run_through((len(text) - 1) // 2))

@@ -23,9 +23,15 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     metavar="MINUTES",
     help="64 streams on an engine whose memory is too small for them.",
 )
+@click.option(
+    "--fuzz", is_flag=True, help="Changed copies of logs, pages, results, records and TOML: no crash, no hang."
+)
+@click.option("--cases", type=click.IntRange(1), default=20_000, show_default=True, help="Of --fuzz, for each reader.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of what is drawn at random.")
-@click.option("--only", metavar="NAME", multiple=True, help="This defect or fault only; repeat for several.")
-@click.option("--from", "stored_in", type=FOLDER, metavar="DIR", help="Grade a stored run again, without boots.")
+@click.option("--only", metavar="NAME", multiple=True, help="This defect, fault or reader only; repeat for several.")
+@click.option(
+    "--from", "stored_in", type=FOLDER, metavar="DIR", help="Grade a stored run again; try saved cases again."
+)
 @click.option(
     "-o", "--out", type=FOLDER, default=Path("results/selftest"), show_default=True, help="Folder of results."
 )
@@ -42,6 +48,8 @@ def selftest(
     faults: bool,
     kills: int | None,
     soak: float | None,
+    fuzz: bool,
+    cases: int,
     seed: int,
     only: tuple[str, ...],
     stored_in: Path | None,
@@ -53,10 +61,16 @@ def selftest(
 
     The runs are of the embedded engine. Faulted arms share a baseline, and in one arm of each group nothing is
     planted. --faults and --kills run `dsbench ab` many times and disturb it from outside; they keep its results
-    only where --out is given, as --soak keeps its samples. Exit codes: 0 all caught and nothing called broken that is
-    not, 1 otherwise, 2 usage.
+    only where --out is given, as --soak keeps its samples. --fuzz keeps what fails under --out, and says how to try it
+    again. Exit codes: 0 all caught and nothing called broken that is not, 1 otherwise, 2 usage.
     """
     given = ctx.get_parameter_source("out") == ParameterSource.COMMANDLINE
+    if fuzz:
+        from dsbench.cli.selftest_fuzz import fuzzed
+
+        if faults or kills is not None or soak is not None:
+            raise click.UsageError("--fuzz, --soak, --faults and --kills are not given together")
+        return fuzzed(only, cases, seed, out, stored_in, as_json)
     if soak is not None:
         from dsbench.cli.selftest_soak import soaked
 

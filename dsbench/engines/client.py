@@ -10,11 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from dsbench.engines.chat import ChatReply, Thinking, read_reply, thinking_fields
 from dsbench.engines.secrets import authorization, redact
-from dsbench.parse.prometheus import Page, read_page
+from dsbench.parse.prometheus import Page, families, read_page, usable
 
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=1.0)
 """As many streams as are asked for. Servers drop a connection that was idle for 5 s, and a request that meets that
@@ -289,10 +288,10 @@ class Client:
 def read_counters(text: str) -> dict[str, float]:
     """Counters of a Prometheus page by sample name, labels summed; `process_start_time_seconds` too if it is there."""
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
+    for family in families(text):
         for sample in family.samples:
             counts = family.type == "counter" and not sample.name.endswith("_created")
-            if counts or sample.name == "process_start_time_seconds":
+            if (counts or sample.name == "process_start_time_seconds") and usable(sample.value):
                 values[sample.name] = values.get(sample.name, 0.0) + float(sample.value)
     return values
 

@@ -178,4 +178,4 @@ class Boot:
 
 def _natural(tag: str) -> tuple[object, ...]:
     """TP2 before TP10."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", tag) if part)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", tag) if part)

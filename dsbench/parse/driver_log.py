@@ -165,6 +165,8 @@ def _compare_shares(first: float, second: float, margin: float = 0.01) -> str:
     """Verdict on two shares of one test set, whose size is what both are whole counts of."""
     from dsbench.stats.proportions import compare_proportions
 
+    if max(first, second) > 1:
+        return "inconclusive"
     counts = [Fraction(share).limit_denominator(ITEMS_AT_MOST) for share in (first, second)]
     n = math.lcm(counts[0].denominator, counts[1].denominator)
     right = [round(share * n) for share in (first, second)]

@@ -60,12 +60,12 @@ _BENIGN_WHOLE = re.compile(r"\berr\b|\bhang")
 _ASSERTION = re.compile(r"Assertion `[^`]{1,500}` failed")
 _WRAPPED = re.compile(r"\.(?:cu|cuh|h|hpp|cpp):\d+: .{0,300}:\s*$")
 _MISSING_KEY = re.compile(r"KeyError: '[\w.]{1,300}\.(?:weight|bias|weight_scale|weight_scale_inv|scale)'")
-_REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
+_REPEATED = re.compile(r"\[repeated (\d{1,9})x across cluster\]")
 _METHOD = re.compile(r"Error executing method '?(\w+)")
 _FAILED_CODE = re.compile(r"(?:^|[\s_])[Rr][Cc]=(?!12[67]\b)[1-9]")
 _OOM = {
     "requested": re.compile(r"Tried to allocate ([\d.]{1,20}) (KiB|MiB|GiB)"),
-    "device": re.compile(r"GPU (\d+) has a total capacity"),
+    "device": re.compile(r"GPU (\d{1,6}) has a total capacity"),
     "total": re.compile(r"total capacity of ([\d.]{1,20}) (MiB|GiB)"),
     "free": re.compile(r"of which ([\d.]{1,20}) (bytes|KiB|MiB|GiB) is free"),
     "used": re.compile(r"this process has ([\d.]{1,20}) (MiB|GiB) memory in use"),

@@ -9,14 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from impl.engine.acceptance import AcceptanceCounts
 
 Labels = frozenset[tuple[str, str]]
 Series = tuple[str, Labels]
+
+LARGEST = 1e18
+"""Beyond this no sum, quotient or difference of samples is sure to be a number."""
+
+MOST_CHARACTERS = 1 << 22
+LONGEST_LINE = 8192
+"""No page is a tenth of the one, and no line of the other."""
+
+DIGITS_OF_A_POSITION = 3
+"""No draft is a thousand tokens deep."""
 
 FEW_DRAFTS = 20
 """Below this many drafts a rate says little."""
@@ -59,12 +70,28 @@ class Page:
         return max((number + 1 for series in self.values if (number := _position(series)) is not None), default=0)
 
 
+def families(text: str) -> Iterator[Metric]:
+    """Families of a page. ValueError if it is not in the text format, or too long to be one: the time to read a line
+    grows with the square of its length."""
+    if len(text) > MOST_CHARACTERS or max(map(len, text.split("\n"))) > LONGEST_LINE:
+        raise ValueError(f"a page of more than {MOST_CHARACTERS:,} characters, or {LONGEST_LINE:,} in a line")
+    try:
+        yield from text_string_to_metric_families(text)
+    except OverflowError:
+        raise ValueError("a number of the page is beyond every float") from None
+
+
+def usable(value: float) -> bool:
+    """Whether a sample is a figure: NaN, infinities and what no server has counted are as good as absent."""
+    return -LARGEST <= value <= LARGEST
+
+
 def read_page(text: str, time: datetime | None = None, status: int | None = None) -> Page:
     """Parse one page. ValueError if it is not in the text format."""
     values: dict[Series, float] = {}
-    for family in text_string_to_metric_families(text.removeprefix("\ufeff")):
+    for family in families(text.removeprefix("\ufeff")):
         for sample in family.samples:
-            if not sample.name.endswith("_created"):
+            if not sample.name.endswith("_created") and usable(sample.value):
                 series = sample.name.removesuffix("_total"), frozenset(sample.labels.items())
                 values[series] = values.get(series, 0.0) + float(sample.value)
     return Page(values, time, status)
@@ -74,9 +101,15 @@ def read_snapshots(text: str) -> list[Page]:
     """Pages of a file that heads each with `# SNAPSHOT time status=200`, in order."""
     parts = _HEADER.split(text)[1:]
     return [
-        read_page(body, datetime.fromisoformat(time), int(status) if status else None)
+        read_page(body, _moment(time), int(status) if status else None)
         for time, status, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     ]
+
+
+def _moment(text: str) -> datetime:
+    """A time with its offset; UTC where it has none. ValueError if it is no time."""
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def increase(before: Page, after: Page, name: str) -> float | None:
@@ -118,7 +151,7 @@ def acceptance(before: Page, after: Page) -> AcceptanceCounts | None:
 def _position(series: Series) -> int | None:
     name, labels = series
     text = dict(labels).get("position", "") if name == ACCEPTED_PER_POSITION else ""
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() and len(text) <= DIGITS_OF_A_POSITION else None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ RECORD_CHARACTERS = 4_000
 """Longest record; one at the depth of 99 is shorter."""
 
 _RECORD = re.compile(r"(SpecDecoding metrics|Speculative metrics):")
-_NUMBER = r"\s*(\d+(?:\.\d+)?)"
+_NUMBER = r"\s*(\d{1,15}(?:\.\d{1,15})?)(?![\d])"
 _RATE = re.compile(rf"[Dd]raft acceptance rate:{_NUMBER}(\s*%)?")
 _POSITIONS = re.compile(r"Per-position acceptance rate:\s*(\d\.\d+(?:,\s*\d\.\d+)*)")
 _ENGINE = re.compile(
@@ -169,8 +169,8 @@ def engine_windows(log: str | Sequence[Line]) -> list[EngineWindow]:
             time=found[1],
             prompt_tokens_per_second=float(found[2]),
             generation_tokens_per_second=float(found[3]),
-            running=int(found[4]),
-            waiting=int(found[5]),
+            running=int(float(found[4])),
+            waiting=int(float(found[5])),
             kv_cache_usage_fraction=_percent("KV cache usage", found[6]),
             prefix_cache_hit_fraction=_percent("Prefix cache hit rate", found[6]),
             mm_cache_hit_fraction=_percent("MM cache hit rate", found[6]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 
 from dsbench.errors import InputError
+from dsbench.toml_text import read_toml
 
 
 def parse_map(text: str, source: str) -> dict[str, str]:
@@ -13,7 +14,7 @@ def parse_map(text: str, source: str) -> dict[str, str]:
     An id without `::` speaks of tests of that name in any module. InputError, naming `source`, for anything else.
     """
     try:
-        content = tomllib.loads(text)
+        content = read_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f'{source}: no map of tests: {error}; write "test_new[128]" = "test_old[*-128]"') from None
     for name, parent in content.items():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dsbench.checks.answer import Input
-from dsbench.parse.foreign.records import Count, Figure, Record, Tool, read_each
+from dsbench.parse.foreign.records import Count, Figure, Figures, Record, Tool, read_each
 
 NAME = "llama-bench"
 MARKS = ("n_prompt", "n_gen", "avg_ts")
@@ -21,7 +21,7 @@ class _Test(Input):
     n_depth: Count = None
     avg_ts: Figure
     stddev_ts: Figure = None
-    samples_ts: list[Figure] | None = None
+    samples_ts: Figures | None = None
 
 
 def _is_mine(record: Record) -> bool:

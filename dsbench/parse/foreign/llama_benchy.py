@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from dsbench.checks.answer import Input
-from dsbench.parse.foreign.records import Count, Figure, Record, Tool, read_each
+from dsbench.parse.foreign.records import Count, Figure, Figures, Record, Tool, read_each
 
 NAME = "llama-benchy"
 MARKS = ("latency_mode", "prefix_caching_enabled", "benchmarks")
@@ -17,7 +17,7 @@ MARKS = ("latency_mode", "prefix_caching_enabled", "benchmarks")
 class _Metric(Input):
     mean: Figure = None
     std: Figure = None
-    values: list[Figure] | None = None
+    values: Figures | None = None
 
 
 class _Run(Input):

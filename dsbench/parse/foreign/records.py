@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from dsbench.checks.answer import Input, read
 from dsbench.errors import InputError
+from dsbench.json_text import read_json
 
 MOST_BYTES = 1 << 29
 """Largest file that is read: one of vLLM with every request in it is a tenth of this."""
@@ -43,6 +44,9 @@ Figure = Annotated[Annotated[float, Field(ge=-1e18, le=1e18)] | None, BeforeVali
 """A number, or None where the file has none. Bounded, so that no product or quotient of two overflows."""
 Share = Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(_or_none)]
 Count = Annotated[int, Field(ge=0, le=10**15)] | None
+
+Figures = Annotated[list[Figure], Field(max_length=10_000)]
+"""Repeats of one figure; no program makes a tenth of so many."""
 
 M = TypeVar("M", bound=Input)
 
@@ -126,7 +130,7 @@ def _text(path: Path) -> str:
 
 
 def _parse(text: str) -> Any:
-    return json.loads(text, parse_constant=lambda _: None)
+    return read_json(text, constant=lambda _: None)
 
 
 def _is_object(line: str) -> bool:

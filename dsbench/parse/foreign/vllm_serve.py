@@ -41,7 +41,9 @@ class _Run(Input):
     drafts: Count = Field(default=None, alias="spec_decode_num_drafts")
     drafted: Count = Field(default=None, alias="spec_decode_draft_tokens")
     accepted: Count = Field(default=None, alias="spec_decode_accepted_tokens")
-    per_position: list[Share] | None = Field(default=None, alias="spec_decode_per_position_acceptance_rates")
+    per_position: list[Share] | None = Field(
+        default=None, max_length=1000, alias="spec_decode_per_position_acceptance_rates"
+    )
 
 
 def _is_mine(record: Record) -> bool:

@@ -1,0 +1,31 @@
+"""TOML text as a dict: of a size and a depth that are read in a moment, so that no file can keep the reader busy."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+MOST_CHARACTERS = 1 << 18
+"""Longest text; no suite is a tenth of this."""
+DEEPEST = 32
+"""Levels of tables and lists; no file needs more than a few."""
+
+# Time grows with the square of the levels of a dotted key.
+_TOO_DEEP = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]{{1,100}}[ \t]{{0,3}}\.[ \t]{{0,3}}){{{DEEPEST}}}""")
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """The content of a TOML text. TOMLDecodeError for any text that is not read, whatever the reason."""
+    if len(text) > MOST_CHARACTERS:
+        raise tomllib.TOMLDecodeError(f"longer than {MOST_CHARACTERS:,} characters, the most that are read")
+    if _TOO_DEEP.search(text):
+        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} levels")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("lists and tables are nested too deep") from None
+    except ValueError as error:  # an integer of thousands of digits, a day that no month has
+        raise tomllib.TOMLDecodeError(str(error).partition(";")[0]) from None

@@ -1,0 +1,161 @@
+"""The shortest inputs of what `dsbench selftest --fuzz` found: each crashed a reader, or kept it busy."""
+
+import json
+
+import pytest
+
+from dsbench import records as r
+from dsbench.checks.text import incoherence
+from dsbench.engines.client import read_counters
+from dsbench.errors import InputError
+from dsbench.judge import judge
+from dsbench.parse.foreign.recognise import import_result
+from dsbench.parse.inspect import inspect
+from dsbench.parse.prometheus import read_page, read_snapshots, window
+from dsbench.policy import load_policy
+from dsbench.store import PLAN, create, load_plan, load_records
+from dsbench.suite import parse_suite
+from dsbench.table_input import load_table
+
+POSITION = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="%s"} 1\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"SpecDecoding metrics: Drafted: {'9' * 400} tokens, Accepted: 3 tokens",
+        "Engine 000: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 1.0 tokens/s, Running: 0.0 reqs, "
+        "Waiting: 0 reqs, GPU KV cache usage: 0.0%",
+        f"Error executing method 'x' [repeated {'9' * 5000}x across cluster]",
+        '=== CELL: a ===\n"exact_match_flexible": 9.0\n=== CELL: b ===\n"exact_match_flexible": 0.95',
+        "# SNAPSHOT 2026-01-01T00:00:00 status=200\na 1\n# SNAPSHOT 2026-01-01T00:00:09+00:00 status=200\na 1\n",
+        "# TYPE a counter\na_total 9e999\nvllm:spec_decode_num_drafts_total inf\n",
+        f"# TYPE a counter\na_total {'9' * 400}\n",
+        f"# TYPE a counter\na_total 1 {'9' * 400}\n",
+        POSITION % ("9" * 12),
+        POSITION % "²",
+    ],
+)
+def test_logs_and_pages(text):
+    json.dumps(inspect(text), allow_nan=False)
+
+
+def test_figures_of_too_many_digits_are_not_read_in_part():
+    (record,) = inspect(f"SpecDecoding metrics: Drafted: {'9' * 30} tokens, Accepted: 3 tokens")["spec"]
+    assert (record["drafted_tokens"], record["accepted_tokens"]) == (None, 3)
+
+
+def test_samples_that_are_no_figures_are_absent():
+    page = "# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total NaN\nprocess_start_time_seconds 5\n"
+    assert read_counters(page) == {"process_start_time_seconds": 5.0}
+    assert read_page(page).total("vllm:prompt_tokens") is None
+    naive = "# SNAPSHOT 2026-01-01T00:00:00\na 1\n# SNAPSHOT 2026-01-01T00:00:09+00:00\na 1\n"
+    assert window(*read_snapshots(naive)).seconds == 9.0
+    for text in ("a{," * 100_000, "a 1\n" * 2_000_000, f"a 1 {'9' * 400}"):
+        with pytest.raises(ValueError, match=r"a page of more than|beyond every float"):
+            read_counters(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"a[": 1}', "unknown key"),
+        (json.dumps({"metric": "m", "x" * 5000: 1}), r" \[\.\.\.\] "),
+        ('{"metric": "a\\nb", "blocks": 7}', "."),
+    ],
+)
+def test_tables(tmp_path, content, said):
+    (tmp_path / "table.json").write_text(content)
+    with pytest.raises(InputError, match=said) as error:
+        load_table(tmp_path / "table.json")
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) <= 1100
+
+
+def test_halves_of_characters_can_be_printed(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"model_id":"a\\ud800\\ud83d\\ude00","num_prompts":1,"completed":1,"output_throughput":1}')
+    assert import_result(path)["model"] == "a?\U0001f600"
+
+
+def test_repeats_without_end_are_refused(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"n_prompt":1,"n_gen":1,"avg_ts":1,"samples_ts":[%s1]}' % ("1.5," * 20_000))
+    with pytest.raises(InputError, match="at most 10000"):
+        import_result(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = " + "[" * 3000, "nested too deep"),
+        ("x = " + "9" * 5000, "4300 digits"),
+        ("x = 2026-02-31", "not valid TOML"),
+        ("a." * 500 + "b = 1", "a key of more than 32 levels"),
+        ("[" + "a." * 500 + "b]", "a key of more than 32 levels"),
+        ("# " + "x" * 300_000, "the most that are read"),
+    ],
+)
+def test_toml(tmp_path, text, said):
+    with pytest.raises(InputError, match=said):
+        parse_suite(text, "s.toml")
+    (tmp_path / "p.toml").write_text(text)
+    with pytest.raises(InputError, match=said):
+        load_policy(tmp_path / "p.toml")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"arms": []}, "there should be one or more"),
+        ({"alpha": 0}, "alpha"),
+        ({"equivalence_confidence": 1.5}, "equivalence_confidence"),
+    ],
+)
+def test_plans(tmp_path, make_plan, change, said):
+    plan = make_plan()
+    folder = create(plan, tmp_path)
+    content = json.loads(plan.model_dump_json()) | change
+    (folder / PLAN).write_text(json.dumps(content))
+    with pytest.raises(InputError, match=said):
+        load_plan(folder)
+
+
+@pytest.mark.parametrize("change", [{"arm": "nobody"}, {"number": 2}])
+def test_boots_of_plans(tmp_path, make_plan, change):
+    plan = make_plan()
+    folder = create(plan, tmp_path)
+    content = json.loads(plan.model_dump_json())
+    content["boots"][0] |= change
+    (folder / PLAN).write_text(json.dumps(content))
+    with pytest.raises(InputError, match="boots: "):
+        load_plan(folder)
+
+
+def test_a_record_whose_kind_is_a_text_of_any_length(tmp_path, make_plan):
+    folder = create(make_plan(), tmp_path)
+    (folder / "records.jsonl").write_text('{"record":"%s\\n"}\n' % ("y" * 100_000))
+    with pytest.raises(InputError, match="not a record") as error:
+        load_records(folder)
+    assert len(str(error.value)) <= 1100
+    assert "\n" not in str(error.value)
+
+
+def test_an_item_is_a_share(make_plan, make_records):
+    plan = make_plan()
+    records = make_records(plan, lambda boot, key: {"a": 7} if key == "smoke.correct" else None)
+    with pytest.raises(InputError, match=r"smoke\.correct of 'a' reads 7 where a share from 0 to 1 is due"):
+        judge(plan, records)
+
+
+@pytest.mark.parametrize("value", ["1e300", "NaN", "Infinity", "9" * 400])
+def test_readings_are_figures(value):
+    line = '{"record":"observation","boot":1,"metric":"kv.blocks","value":@,"unit":"B","phase":"measured"}'
+    with pytest.raises(ValueError, match="observation"):
+        r.RECORD.validate_json(line.replace("@", value))
+
+
+def test_a_long_reply_is_looked_at_in_a_moment():
+    assert incoherence("word, " * 1_000_000) is None
+    assert incoherence("x" * 50 + "yz" * 25) == "repetition"
+    assert incoherence("yz" * 26 + "x" * 50) is None
