@@ -6,6 +6,7 @@ import dataclasses
 import json
 import tempfile
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,9 @@ def soaked(minutes: float, seed: int, out: Path | None, as_json: bool) -> int:
         rows = [json.dumps(dataclasses.asdict(sample)) + "\n" for sample in result.samples]
         (out / SAMPLES).write_text("".join(rows), encoding="utf-8")
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(result), indent=2))
+        counts = {"answers": dict(result.answers), "statuses": dict(result.statuses)}  # asdict cannot copy a Counter
+        plain = dataclasses.asdict(dataclasses.replace(result, answers=Counter(), statuses=Counter()))
+        click.echo(json.dumps({**plain, **counts}, indent=2))
     else:
         count = sum(result.answers.values())
         verdict = "passed" if not result.problems else f"{len(result.problems)} problems"
