@@ -261,9 +261,12 @@ def match(plan: Plan, known: Sequence[Floors], machine: Fingerprint) -> tuple[li
     return [], ["no floors of this build on this machine: dsbench aa measures what moves when nothing changes"]
 
 
-def snapshot(plan: Plan, out: Path, *, told: bool = True) -> Plan:
-    """The plan with its machine's fingerprint and the floors that hold there; notes say what is missing if `told`."""
-    machine = fingerprint(plan.baseline.python)
+def snapshot(plan: Plan, out: Path, *, told: bool = True, machine: Fingerprint | None = None) -> Plan:
+    """The plan with its machine's fingerprint and the floors that hold there; notes say what is missing if `told`.
+
+    `machine` is that of all hosts of a pool; this one without it.
+    """
+    machine = machine or fingerprint(plan.baseline.python)
     known, notices = stored(out)
     found, more = match(plan, known, machine)
     noisy = any(metric.kind == "sample" for metric in plan.metrics)

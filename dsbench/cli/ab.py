@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 @reuse_option
 @click.option("--resume", metavar="RESULT", help="Go on with a stopped experiment; finished boots are kept.")
 @click.option(
+    "--pool",
+    metavar="ray[:ADDRESS]",
+    help="Spread the blocks over the hosts of a running Ray cluster, each whole on one. Needs the extra `ray`.",
+)
+@click.option(
     "--projected",
     is_flag=False,
     flag_value="sm120:2",
@@ -63,6 +69,7 @@ def ab(
     out: Path,
     reuse_baseline: str | None,
     resume: str | None,
+    pool: str | None,
     policy_file: str | None,
     baseline: Path | None,
     junit: Path | None,
@@ -89,6 +96,8 @@ def ab(
     from dsbench.reuse import copy_records, with_baseline_of
     from dsbench.store import create, load_plan, resolve
 
+    if pool is not None:
+        _take_pool(pool, reuse_baseline, projected)
     told = Told(baseline, junit, github)
     if policy_file is None and told != Told():
         raise InputError("--baseline, --junit and --github tell of a gate: add --gate, or --gate POLICY.toml")
@@ -103,7 +112,13 @@ def ab(
         _refuse_beside_resume(ctx)
         folder = resolve(resume, out)
         plan = load_plan(folder)
-        if plan.fingerprint and (changed := plan.fingerprint.changes(fingerprint(plan.baseline.python))):
+        if pool and plan.pool is None:
+            raise InputError(f"--resume {resume} --pool: its boots ran on this machine alone; leave out --pool")
+        if (
+            plan.pool is None
+            and plan.fingerprint
+            and (changed := plan.fingerprint.changes(fingerprint(plan.baseline.python)))
+        ):
             raise InputError(f"--resume {resume}: the machine has changed ({', '.join(changed)}): start anew")
         gated = gate_of(plan, policy_file)
         if gated is None:
@@ -117,7 +132,8 @@ def ab(
 
     def begin() -> tuple[Plan, Path]:
         """A plan and its folder; a second time they are those of a second run."""
-        plan = snapshot(Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved), out)
+        plan = Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved)
+        plan = _pooled(plan, out) if pool else snapshot(plan, out)
         plan = with_baseline_of(plan, source) if source else plan
         plan = gate_of(plan, policy_file) or plan
         folder = create(plan, out)
@@ -139,12 +155,39 @@ def ab(
     return verdict.exit_code
 
 
+def _take_pool(pool: str, reuse_baseline: str | None, projected: str | None) -> None:
+    """The pool's address goes where Ray itself looks for it."""
+    from dsbench.pool.ray_nodes import VARIABLE, parse_pool
+
+    for option, given in (("--reuse-baseline", reuse_baseline), ("--projected", projected)):
+        if given is not None:
+            raise InputError(f"--pool {pool}: leave out {option}, which runs no boots on the hosts of a pool")
+    if address := parse_pool(pool):
+        os.environ[VARIABLE] = address
+
+
+def _pooled(plan: Plan, out: Path) -> Plan:
+    """The plan for the hosts that there are now: their fingerprint and floors, where they are all alike."""
+    from dsbench.floors import snapshot
+    from dsbench.pool.ray_nodes import RayPool
+
+    if plan.engine not in ("embedded", "vllm"):
+        raise InputError(f"--pool with --engine {plan.engine}: its hosts are those of its own commands or URLs")
+    with RayPool(plan) as hosts:
+        machines = [node.fingerprint for node in hosts.nodes()]
+    plan = plan.model_copy(update={"pool": "ray"})
+    if len(set(map(str, machines))) == 1:
+        return snapshot(plan, out, machine=machines[0])
+    told = f"the {len(machines)} hosts of the pool are not alike: no floors hold for all of them"
+    return plan.model_copy(update={"notes": [*plan.notes, told]})
+
+
 def _refuse_beside_resume(ctx: click.Context) -> None:
     """A stored plan is taken as it is; an option that would change it is an error, not silently dropped."""
     for parameter in ctx.command.params:
         name = parameter.name or ""
         given = ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE
-        if given and name not in ("resume", "out", "as_json", "policy_file", *TO_CHECK):
+        if given and name not in ("resume", "out", "as_json", "pool", "policy_file", *TO_CHECK):
             raise InputError(f"--resume takes the plan as it is: leave out {parameter.opts[-1]}")
 
 
@@ -174,7 +217,6 @@ def run(plan: Plan, folder: Path, as_json: bool, quiet: bool = False) -> Experim
 
 def _judged(plan: Plan, folder: Path) -> ExperimentVerdict:
     """The verdict after the last block, or after the first look that resolves it."""
-    from dsbench.execute import execute
     from dsbench.judge import judge
     from dsbench.looks import at_look, looks_reached
     from dsbench.store import load_records
@@ -182,13 +224,26 @@ def _judged(plan: Plan, folder: Path) -> ExperimentVerdict:
     for look in range(1, len(plan.looks)):
         if looks_reached(plan, load_records(folder)[0]) > look:
             continue
-        execute(at_look(plan, look), folder)
+        _execute(at_look(plan, look), folder)
         verdict = judge(plan, load_records(folder)[0])
         click.echo(f"look {look} of {len(plan.looks)}: {verdict.word}", err=True)
         if verdict.word != "inconclusive":
             return verdict
-    execute(plan, folder)
+    _execute(plan, folder)
     return judge(plan, load_records(folder)[0])
+
+
+def _execute(plan: Plan, folder: Path) -> None:
+    """On this machine, or over the hosts of the plan's pool."""
+    if plan.pool is None:
+        from dsbench.execute import execute
+
+        execute(plan, folder)
+        return
+    from dsbench.pool.ray_nodes import RayPool
+    from dsbench.pool.spread import spread
+
+    spread(plan, folder, RayPool(plan))
 
 
 @contextmanager

@@ -18,7 +18,8 @@ def command(plan: Plan) -> list[str]:
     """Arguments of `dsbench` from `ab` or `aa` on. What a plan does not keep is named by `caveats`."""
     if _is_aa(plan):
         return ["aa", "--suite", plan.suite, "--boots", str(2 * plan.blocks), *_interpreter(plan), *_engine(plan)]
-    return ["ab", *_arms(plan), *_suite(plan), *_engine(plan)]
+    pool = ["--pool", plan.pool] if plan.pool else []
+    return ["ab", *_arms(plan), *_suite(plan), *_engine(plan), *pool]
 
 
 def line(plan: Plan) -> str:
