@@ -19,7 +19,7 @@ from dsbench.errors import InputError
 from dsbench.judge import judge
 from dsbench.records import RECORD, ExperimentVerdict, Plan
 from dsbench.redact import Redaction, hosts_of
-from dsbench.store import PLAN, RECORDS, VERDICTS, Result
+from dsbench.store import PLAN, RECORDS, VERDICTS, Result, line_of
 
 INDEX = "bundle.json"
 HEAD, TAIL, TELLING, WIDEST = 150, 250, 100, 400
@@ -107,8 +107,8 @@ def _records(result: Result, clean: Redaction) -> str:
     for record in result.records:
         content = clean.value(json.loads(RECORD.dump_json(record)))
         RECORD.validate_python(content)
-        lines.append(json.dumps(content, separators=(",", ":")))
-    return "\n".join(lines) + "\n"
+        lines.append(line_of(json.dumps(content, separators=(",", ":")).encode()).decode())
+    return "".join(lines)
 
 
 def _others(folder: Path) -> Iterator[Path]:

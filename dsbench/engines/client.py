@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +18,11 @@ from dsbench.parse.prometheus import Page, families, read_page, usable
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=1.0)
 """As many streams as are asked for. Servers drop a connection that was idle for 5 s, and a request that meets that
 moment is lost: none is sent on one that was idle for long."""
+
+
+MOST_OF_A_LINE = 1 << 20
+MOST_OF_AN_ANSWER = 64 << 20
+"""Bytes that are read of a line of a stream, and of an answer; log probabilities of many tokens are a tenth of it."""
 
 
 class BadAnswer(Exception):
@@ -106,7 +111,12 @@ class Client:
         self.model = model
         # Loopback must not go through a proxy of the environment.
         self._http = httpx.AsyncClient(
-            base_url=url, timeout=timeout_s, trust_env=False, headers=authorization(), limits=LIMITS
+            base_url=url,
+            timeout=timeout_s,
+            trust_env=False,
+            # A compressed answer would be bounded only after it is unpacked.
+            headers={**authorization(), "accept-encoding": "identity"},
+            limits=LIMITS,
         )
 
     async def __aenter__(self) -> Client:
@@ -229,14 +239,14 @@ class Client:
         sent_at = time.perf_counter()
         async with self._http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
-                raise BadAnswer(_refusal("/v1/completions", response.status_code, await response.aread()))
-            async for line in response.aiter_lines():
+                raise BadAnswer(_refusal("/v1/completions", response.status_code, await bounded_body(response)))
+            async for line in bounded_lines(response):
                 if not line.startswith("data:") or line == "data: [DONE]":
                     continue
                 now = time.perf_counter()
                 try:
                     event = json.loads(line[5:])
-                except ValueError:
+                except (ValueError, RecursionError):
                     start = repr(redact(line)[:60])
                     raise BadAnswer(f"/v1/completions streamed a line that is not JSON: {start}") from None
                 if event.get("usage"):
@@ -254,9 +264,7 @@ class Client:
 
     async def tell(self, path: str) -> None:
         """POST without a body to an endpoint that only starts or stops something."""
-        response = await self._http.post(path)
-        if response.status_code != 200:
-            raise BadAnswer(_refusal(path, response.status_code, response.content))
+        await self._ask("POST", path)
 
     async def counters(self) -> dict[str, float]:
         """Every counter of /metrics, summed over its labels, and the process start time."""
@@ -267,22 +275,60 @@ class Client:
         return read_page(await self._metrics())
 
     async def _metrics(self) -> str:
-        response = await self._http.get("/metrics")
+        return (await self._ask("GET", "/metrics")).decode("utf-8", "replace")
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """The body of an answer with status 200."""
+        async with self._http.stream(method, path, json=body) as response:
+            content = await bounded_body(response)
         if response.status_code != 200:
-            raise BadAnswer(_refusal("/metrics", response.status_code, response.content))
-        return response.text
+            raise BadAnswer(_refusal(path, response.status_code, content))
+        return content
 
     def _body(self, **fields: Any) -> dict[str, Any]:
         return {"model": self.model, "temperature": 0.0, **fields}
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        response = await self._http.post(path, json=body)
-        if response.status_code != 200:
-            raise BadAnswer(_refusal(path, response.status_code, response.content))
+        content = await self._ask("POST", path, body)
         try:
-            return response.json()
-        except ValueError:
+            return json.loads(content)
+        except (ValueError, RecursionError):
             raise BadAnswer(f"{path} answered something that is not JSON") from None
+
+
+async def bounded_lines(response: httpx.Response) -> AsyncIterator[str]:
+    """Lines of a stream as they come. BadAnswer as soon as one is too long, or all of them together."""
+    _check_plain(response)
+    rest, total = b"", 0
+    async for piece in response.aiter_bytes():
+        total += len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        longest = max(map(len, (*lines, rest)))
+        if longest > MOST_OF_A_LINE:
+            raise BadAnswer(f"{response.url.path} streamed a line of more than {MOST_OF_A_LINE:,} bytes")
+        if total > MOST_OF_AN_ANSWER:
+            raise BadAnswer(f"{response.url.path} streamed more than {MOST_OF_AN_ANSWER:,} bytes")
+        for line in lines:
+            yield line.decode("utf-8", "replace").removesuffix("\r")
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def _check_plain(response: httpx.Response) -> None:
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise BadAnswer(f"{response.url.path} answered in the encoding {response.headers['content-encoding'][:40]!r}")
+
+
+async def bounded_body(response: httpx.Response) -> bytes:
+    """The body of an answer. BadAnswer as soon as it is too long."""
+    _check_plain(response)
+    pieces, total = [], 0
+    async for piece in response.aiter_bytes():
+        pieces.append(piece)
+        total += len(piece)
+        if total > MOST_OF_AN_ANSWER:
+            raise BadAnswer(f"{response.url.path} answered more than {MOST_OF_AN_ANSWER:,} bytes")
+    return b"".join(pieces)
 
 
 def read_counters(text: str) -> dict[str, float]:

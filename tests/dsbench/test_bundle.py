@@ -114,6 +114,15 @@ def test_it_is_judged_as_the_result_is(stored, tmp_path):
     assert (again.verdict.word, again.verdict.void) == (stored.verdict.word, stored.verdict.void)
 
 
+def test_records_are_summed_anew_and_a_changed_line_is_told(stored, tmp_path):
+    root = unpacked(bundle(stored).content, tmp_path / "out")
+    lines = (root / "records.jsonl").read_text().splitlines()
+    assert all('"crc32":"' in line for line in lines)
+    (root / "records.jsonl").write_text("\n".join(lines).replace('"boot":2', '"boot":1', 1) + "\n")
+    with pytest.raises(InputError, match="its checksum is not that of its text"):
+        load_records(root)
+
+
 def test_the_same_result_gives_the_same_bytes(stored):
     first = bundle(stored).content
     for path in stored.folder.rglob("*.log"):

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from dsbench.engines.client import BadAnswer, Client, Stream, read_counters
+from dsbench.engines.client import BadAnswer, Client, Stream, bounded_lines, read_counters
 
 
 def client_of(answer):
@@ -188,3 +188,76 @@ def dropping_server(closes):
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def flood(head, piece):
+    """A server that answers without end, and how many bytes it got rid of."""
+    sent = [0]
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self):
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(200)
+            for name, value in head.items():
+                self.send_header(name, value)
+            self.end_headers()
+            try:
+                while sent[0] < 400 << 20:
+                    self.wfile.write(piece)
+                    sent[0] += len(piece)
+            except OSError:
+                pass
+
+        do_GET = do_POST = _answer
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", sent
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("ask", "head", "piece", "said", "most"),
+    [
+        (lambda c: c.stream("x", 3), {}, b"x" * (1 << 16), "streamed a line of more than 1,048,576 bytes", 24 << 20),
+        (lambda c: c.stream("x", 3), {}, b": x\n" * 9999, "streamed more than 67,108,864 bytes", 90 << 20),
+        (lambda c: c.complete("x", 3), {}, b"x" * (1 << 16), "answered more than 67,108,864 bytes", 90 << 20),
+        (lambda c: c.counters(), {}, b"x" * (1 << 16), "/metrics answered more than 67,108,864 bytes", 90 << 20),
+        (lambda c: c.complete("x", 3), {"content-encoding": "gzip"}, b"x" * 99, "in the encoding 'gzip'", 24 << 20),
+    ],
+)
+def test_an_answer_without_end_is_left_after_a_bounded_part(ask, head, piece, said, most):
+    async def run(url):
+        async with Client(url, "pico", 20) as client:
+            await ask(client)
+
+    with flood(head, piece) as (url, sent):
+        with pytest.raises(BadAnswer, match=said):
+            asyncio.run(run(url))
+        assert sent[0] < most
+
+
+def test_lines_of_a_stream_are_those_of_its_bytes():
+    async def lines(*pieces):
+        async def body():
+            for piece in pieces:
+                yield piece
+
+        async with (
+            httpx.AsyncClient(
+                transport=httpx.MockTransport(lambda request: httpx.Response(200, content=body()))
+            ) as http,
+            http.stream("GET", "http://engine/x") as response,
+        ):
+            return [line async for line in bounded_lines(response)]
+
+    whole = 'data: {"a": "\u2028ü"}\r\n\ndata: [DONE]'.encode()
+    for cut in range(len(whole)):
+        assert asyncio.run(lines(whole[:cut], whole[cut:])) == ['data: {"a": "\u2028ü"}', "", "data: [DONE]"]
