@@ -31,10 +31,10 @@ def record_read_back(told: ReadBack, of_boot: dict[str, Any], writer: RecordWrit
         writer.write(records.Finding(**of_boot, code=code, text=redact(text)))
 
 
-def record_grown_profiles(boot_dir: Path, of_boot: dict[str, Any], writer: RecordWriter) -> None:
-    """Profiles that ranks wrote on while they served, as they are at the end."""
+def record_grown_profiles(told: ReadBack, boot_dir: Path, of_boot: dict[str, Any], writer: RecordWriter) -> None:
+    """Profiles that ranks wrote on since they were read back, as they are at the end."""
     for rank, values in read_ranks(boot_dir, "kv_profile").items():
-        if kv.grows(values):
+        if kv.grows(values) and values != told.kv_profiles.get(rank):
             writer.write(records.KvProfile(**of_boot, rank=rank, values=values))
 
 

@@ -189,7 +189,7 @@ def _boot(
                 time.sleep(kv.WRITTEN_S)
         record_markers(boot_dir, of_boot, "end", writer)
         if "kv" in plan.probes.due(planned.block):
-            record_grown_profiles(boot_dir, of_boot, writer)
+            record_grown_profiles(told, boot_dir, of_boot, writer)
             for reading in kv.at_end(plan, boot_dir):
                 writer.write(_observation(reading, planned, of_boot))
         if left and not reason:
