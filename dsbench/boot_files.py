@@ -131,7 +131,7 @@ class BootLogs:
 
 
 def log_facts(log: Path, folder: Path) -> dict[str, Any]:
-    """Path, size and digest of a log; empty where there is none. Secrets are taken out of it and its neighbours first."""
+    """Path, size and digest of a log; empty where there is none. Secrets are taken out of its folder first."""
     try:
         redact_files(log.parent)
         with log.open("rb") as file:
