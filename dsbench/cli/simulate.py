@@ -11,6 +11,7 @@ import click
 from dsbench.errors import InputError
 
 SEEDS = (1, 2, 3)
+MOST_HOSTS = 1024
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
@@ -22,6 +23,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option("--seed", "seeds", type=click.IntRange(min=0), multiple=True, metavar="N",
               help="Repeat for several; the experiments are shared out.  [default: 1 2 3]")  # fmt: skip
 @click.option("-j", "--processes", type=click.IntRange(min=1), metavar="N", help="At one time.  [default: the cores]")
+@click.option("--hosts", metavar="N,N,...", help="Instead: wall time, boots and power on so many hosts of a pool.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("-o", "--out", type=FOLDER, metavar="FOLDER", help="Store table.md and table.json there.")
 def simulate(
@@ -31,6 +33,7 @@ def simulate(
     experiments: int | None,
     seeds: tuple[int, ...],
     processes: int | None,
+    hosts: str | None,
     as_json: bool,
     out: Path | None,
 ) -> int:
@@ -40,6 +43,7 @@ def simulate(
     dsbench simulate --quick
     dsbench simulate --kind sample-blocked --experiments 500
     dsbench simulate --suite quick
+    dsbench simulate --hosts 1,4,16,64
 
     Readings with known noise (boot over run over request, and drift) are judged by the real rules, without an
     effect and with the smallest one that is claimed to be seen. Exit codes: 0 no target is missed, 1 one is.
@@ -51,6 +55,11 @@ def simulate(
     from dsbench.simulation.run import FULL, quick_experiments
     from dsbench.simulation.run import simulate as run
 
+    if hosts is not None:
+        given = {"--quick": quick, "--kind": kind, "--suite": suite, "--processes": processes}
+        if named := [option for option, value in given.items() if value]:
+            raise InputError(f"--hosts {hosts} simulates a pool, no case of the table: leave out {named[0]}")
+        return _simulate_hosts(hosts, experiments, seeds[0] if seeds else SEEDS[0], as_json, out)
     if kind is not None and kind not in kinds():
         raise InputError(f"--kind '{kind}' is not simulated; known: {', '.join(kinds())}")
     if suite is not None and suite not in suites():
@@ -89,3 +98,25 @@ def simulate(
         for line in missed(rows):
             click.echo(f"target missed: {line}")
     return 1 if missed(rows) else 0
+
+
+def _simulate_hosts(text: str, experiments: int | None, seed: int, as_json: bool, out: Path | None) -> int:
+    from dsbench.cli.table import print_table
+    from dsbench.simulation.hosts import COLUMNS, cells, markdown, sentence, simulate_hosts
+    from dsbench.simulation.hosts import as_json as to_json
+    from dsbench.simulation.run import FULL
+
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and 0 < int(part) <= MOST_HOSTS for part in parts):
+        raise InputError(f"--hosts '{text}': write numbers of hosts from 1 to {MOST_HOSTS}, as in 1,4,16,64")
+    points = simulate_hosts(sorted({int(part) for part in parts}), experiments or FULL, seed)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        several = f" --experiments {experiments}" if experiments else ""
+        (out / "hosts.md").write_text(markdown(points, f"dsbench simulate --hosts {text}{several} --seed {seed}"))
+    if as_json:
+        click.echo(json.dumps(to_json(points, seed), indent=2))
+        return 0
+    print_table("hosts", COLUMNS, cells(points))
+    click.echo(sentence(points))
+    return 0

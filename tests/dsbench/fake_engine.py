@@ -143,7 +143,7 @@ async def completions(request: Request) -> Response:
 async def events(ids: list[int], usage: dict[str, int]) -> AsyncIterator[str]:
     for token in ids:
         yield f"data: {json.dumps({'choices': [{'text': 'x', 'token_ids': [token]}]})}\n\n"
-        await asyncio.sleep(0.0005)
+        await asyncio.sleep(0.01 if FAULT == "slow" else 0.0005)
     yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
 
 

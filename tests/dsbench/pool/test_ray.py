@@ -33,18 +33,20 @@ stop = 3
 pytestmark = pytest.mark.ray
 
 
-@pytest.fixture
-def cluster(monkeypatch, tmp_path):
-    """A head that runs nothing, and two hosts on this machine."""
+@pytest.fixture(scope="module")
+def cluster():
+    """A head that runs nothing, and two hosts on this machine; the last test kills one."""
     pytest.importorskip("ray", reason="ray is not installed: pip install 'dsbench-dspark[ray]'")
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("PYTHONPATH", str(ROOT))
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     cluster.hosts = [cluster.add_node(num_cpus=1, resources={"dsbench": 1}) for _ in range(2)]
     yield cluster
     cluster.shutdown()
+    patch.undo()
 
 
 def dsbench(*arguments, folder):
@@ -77,6 +79,35 @@ def wait_for(look):
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.02)
     return found
+
+
+def no_orphan(experiment):
+    place = Path(os.environ.get("TMPDIR", "/tmp")) / f"dsbench-pool-{os.getuid()}"
+    found = [pid for folder in place.glob(f"{experiment}-*") for pid in strays(folder)]
+    deadline = time.monotonic() + 15
+    while found and time.monotonic() < deadline:
+        time.sleep(0.1)
+        found = [pid for folder in place.glob(f"{experiment}-*") for pid in strays(folder)]
+    return not found
+
+
+def test_a_driver_that_is_killed_leaves_no_engine_and_goes_on(cluster, tmp_path):
+    (tmp_path / "pooled.toml").write_text(SUITE)
+    what = ("--toggle", "mhc_input_reuse", "--suite", "pooled.toml", "--json")
+    run = dsbench(*what, "--pool", f"ray:{cluster.address}", folder=tmp_path)
+    wait_for(lambda: len([x for x in records_so_far(tmp_path) if isinstance(x, r.BootEnded)]) > 4)
+    run.kill()
+    run.wait()
+    (folder,) = (tmp_path / "results").glob("*")
+    kept = [x for x in records_so_far(tmp_path) if isinstance(x, r.Observation)]
+    assert no_orphan(folder.name)
+    again = dsbench("--resume", str(folder), "--pool", f"ray:{cluster.address}", "--json", folder=tmp_path)
+    out, err = again.communicate(timeout=PATIENCE_S)
+    assert again.returncode == 0, out + err
+    result = store.load(folder)
+    assert [x for x in result.records if isinstance(x, r.Observation)][: len(kept)] == kept != []
+    assert (result.verdict.word, result.verdict.void) == ("improved", [])
+    assert {host.name for host in result.verdict.hosts} <= {"host1", "host2"}
 
 
 def test_two_nodes_one_killed(cluster, tmp_path):
@@ -124,34 +155,3 @@ def test_two_nodes_one_killed(cluster, tmp_path):
     assert exact_rows(result.verdict) == exact_rows(store.load(alone).verdict)
     assert (result.verdict.word, result.verdict.void) == ("improved", [])
     assert no_orphan(result.plan.id)
-
-
-def no_orphan(experiment):
-    place = Path(os.environ.get("TMPDIR", "/tmp")) / f"dsbench-pool-{os.getuid()}"
-    found = [pid for folder in place.glob(f"{experiment}-*") for pid in strays(folder)]
-    deadline = time.monotonic() + 15
-    while found and time.monotonic() < deadline:
-        time.sleep(0.1)
-        found = [pid for folder in place.glob(f"{experiment}-*") for pid in strays(folder)]
-    return not found
-
-
-def test_a_driver_that_is_killed_leaves_no_engine_and_goes_on(cluster, tmp_path):
-    (tmp_path / "pooled.toml").write_text(SUITE)
-    what = ("--toggle", "mhc_input_reuse", "--suite", "pooled.toml", "--json")
-    run = dsbench(*what, "--pool", f"ray:{cluster.address}", folder=tmp_path)
-    wait_for(lambda: len([x for x in records_so_far(tmp_path) if isinstance(x, r.BootEnded)]) > 4)
-    run.kill()
-    run.wait()
-    (folder,) = (tmp_path / "results").glob("*")
-    kept = [x for x in records_so_far(tmp_path) if isinstance(x, r.Observation)]
-    assert no_orphan(folder.name)
-    again = dsbench("--resume", str(folder), "--pool", f"ray:{cluster.address}", "--json", folder=tmp_path)
-    out, err = again.communicate(timeout=PATIENCE_S)
-    assert again.returncode == 0, out + err
-    result = store.load(folder)
-    assert (
-        result.records[: len(kept)] and [x for x in result.records if isinstance(x, r.Observation)][: len(kept)] == kept
-    )
-    assert (result.verdict.word, result.verdict.void) == ("improved", [])
-    assert {host.name for host in result.verdict.hosts} <= {"host1", "host2"}
