@@ -117,8 +117,10 @@ def sentence(points: Sequence[Point]) -> str:
                 stop = now
                 break
         what = "power" if design == "fixed time" else "time"
-        told.append(f"{design}: beyond {stop.hosts} hosts there is little more {what} to win"
-                    if stop is not of_design[-1] else f"{design}: returns do not stop up to {stop.hosts} hosts")  # fmt: skip
+        more_hosts = (
+            "returns do not stop up to" if stop is of_design[-1] else f"there is little more {what} to win beyond"
+        )
+        told.append(f"{design}: {more_hosts} {stop.hosts} hosts")
     told.append(f"more hosts than the {BLOCKS} blocks stand idle")
     return (
         f"{'; '.join(told)}. Warm-ups are paid once a host, and an effect of its own on each host is not averaged away."
