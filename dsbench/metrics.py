@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from dsbench.errors import InputError
 
@@ -25,7 +25,7 @@ class Metric(BaseModel):
     kind: Kind
     """exact: process-local, compared for equality. sample: one noisy value a boot. item: paired by item.
     counter-ratio: increases of two counters by item, resampled by boot."""
-    margin: float
+    margin: Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
     """Smallest change that matters: a fraction of the baseline, for items a share of the items, for exact 0."""
     absolute: bool = False
     """Whether the margin is in the metric's own unit instead: 0.01 of a share is one point."""

@@ -28,6 +28,7 @@ Whole = Annotated[int, Field(ge=-(10**18), le=10**18)]
 """Bounded, so that sums, squares and quotients of figures are numbers, too."""
 
 Level = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+Confidence = Annotated[float, Field(ge=0.5, lt=1, allow_inf_nan=False)]
 ALPHA = 0.05
 EQUIVALENCE_CONFIDENCE = 0.90
 
@@ -103,7 +104,7 @@ class Look(_Noun):
     blocks: int
     alpha: Level
     """Level of the two-sided test at this look."""
-    equivalence_confidence: Level
+    equivalence_confidence: Confidence
 
 
 class Plan(_Noun):
@@ -138,7 +139,7 @@ class Plan(_Noun):
     timeouts: Timeouts
     alpha: Level = ALPHA
     """Level of the two-sided test for improved and regressed."""
-    equivalence_confidence: Level = EQUIVALENCE_CONFIDENCE
+    equivalence_confidence: Confidence = EQUIVALENCE_CONFIDENCE
     """Confidence of the interval that must lie inside the margin for equivalent."""
     fingerprint: Fingerprint | None = None
     """The machine that the plan was made on."""

@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dsbench.errors import InputError
-from dsbench.json_text import read_json
+from dsbench.json_text import opens, read_json
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Repeats = Annotated[list[Number], Field(min_length=1)]
+MOST = 20_000
+"""Readings in one list; nobody starts an engine so often."""
+Repeats = Annotated[list[Number], Field(min_length=1, max_length=MOST)]
 CacheState = Literal["cold", "warm", "unknown"]
 DEEPEST = 64
 """Levels of objects and lists in a file; no input needs more than a few."""
@@ -39,9 +41,9 @@ class TableArm(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    boots: list[Number | Repeats | None] | None = Field(default=None, min_length=1)
+    boots: list[Number | Repeats | None] | None = Field(default=None, min_length=1, max_length=MOST)
     """One reading a boot, or the repeats inside each boot; null is a boot without a reading."""
-    runs: list[Number] | None = Field(default=None, min_length=1)
+    runs: list[Number] | None = Field(default=None, min_length=1, max_length=MOST)
     """In place of boots, runs of a share of items."""
     blocks: list[int] | None = None
     """Block of each boot; with blocks the test pairs the arms inside them."""
@@ -206,7 +208,8 @@ def load_json(path: Path) -> Any:
     """The content of a JSON file, or one line that says why there is none."""
     too_deep = f"{path}: nested more than {DEEPEST} levels deep"
     try:
-        content = read_json(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        content = read_json(text)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -217,7 +220,7 @@ def load_json(path: Path) -> Any:
         raise InputError(too_deep) from None
     except ValueError:
         raise InputError(f"{path}: has an integer of more than {sys.get_int_max_str_digits()} digits") from None
-    if _deeper_than(content, DEEPEST):
+    if opens(text) > DEEPEST and _deeper_than(content, DEEPEST):
         raise InputError(too_deep)
     return content
 
@@ -226,8 +229,10 @@ def _deeper_than(content: Any, levels: int) -> bool:
     """Whether lists and objects lie inside each other on more than `levels` levels."""
     layer = [content]
     for _ in range(levels):
-        layer = [inner for one in layer for inner in _inside(one)]
-    return any(isinstance(one, dict | list) for one in layer)
+        layer = [inner for one in layer for inner in _inside(one) if isinstance(inner, dict | list)]
+        if not layer:
+            return False
+    return True
 
 
 def _inside(one: Any) -> Iterable[Any]:

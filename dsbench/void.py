@@ -144,7 +144,7 @@ def conditions_as_planned(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
         arm = plan.arm(boot.planned.arm)
         for values in boot.conditions.values():
             on = values.get("toggles")
-            if not isinstance(on, list) or sorted(on) != sorted(arm.on):
+            if not isinstance(on, list) or sorted(map(str, on)) != sorted(arm.on):
                 yield VoidReason(
                     code="toggles-not-in-effect",
                     text=f"boot {boot.planned.folder} reads back toggles {on}, planned {arm.on}",
@@ -236,7 +236,7 @@ def one_engine_a_boot(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
     """Within a boot the process stayed one and its counters only rose."""
     for boot in boots:
         pids = {m.pid for seen in boot.markers.values() for m in seen if m.pid is not None}
-        pids |= {values["pid"] for values in boot.conditions.values() if values.get("pid") is not None}
+        pids |= {values["pid"] for values in boot.conditions.values() if isinstance(values.get("pid"), int)}
         served = {counters.pid for counters in boot.counters if counters.pid is not None}
         started = {
             c.values["process_start_time_seconds"] for c in boot.counters if "process_start_time_seconds" in c.values

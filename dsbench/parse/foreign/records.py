@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from dsbench.checks.answer import Input, read
 from dsbench.errors import InputError
-from dsbench.json_text import read_json
+from dsbench.json_text import opens, read_json
 
 MOST_BYTES = 1 << 29
 """Largest file that is read: one of vLLM with every request in it is a tenth of this."""
@@ -108,7 +108,7 @@ def load_records(path: Path) -> list[Record]:
     except (RecursionError, ValueError) as error:
         raise InputError(f"{path}: {_why(error)}") from None
     records = content if isinstance(content, list) else [content]
-    if _deeper_than(records, DEEPEST):
+    if opens(text) > DEEPEST and _deeper_than(records, DEEPEST):
         raise InputError(f"{path}: nested more than {DEEPEST} levels deep")
     return records if all(isinstance(record, dict) for record in records) else []
 
@@ -147,7 +147,7 @@ def _line(path: Path, number: int, line: str) -> Record:
         raise InputError(f"{path}:{number}: {_why(error)}") from None
     if not isinstance(record, dict):
         raise InputError(f"{path}:{number}: should be an object, as the first line is")
-    if _deeper_than([record], DEEPEST):
+    if opens(line) > DEEPEST and _deeper_than([record], DEEPEST):
         raise InputError(f"{path}:{number}: nested more than {DEEPEST} levels deep")
     return record
 

@@ -109,6 +109,7 @@ def test_toml(tmp_path, text, said):
     [
         ({"arms": []}, "there should be one or more"),
         ({"alpha": 0}, "alpha"),
+        ({"equivalence_confidence": 1e-9}, "equivalence_confidence"),
         ({"equivalence_confidence": 1.5}, "equivalence_confidence"),
     ],
 )
@@ -146,6 +147,17 @@ def test_an_item_is_a_share(make_plan, make_records):
     records = make_records(plan, lambda boot, key: {"a": 7} if key == "smoke.correct" else None)
     with pytest.raises(InputError, match=r"smoke\.correct of 'a' reads 7 where a share from 0 to 1 is due"):
         judge(plan, records)
+
+
+@pytest.mark.parametrize("pid", [[1], "one", {}])
+def test_facts_of_another_type_are_judged(make_plan, make_records, pid):
+    plan = make_plan()
+    odd = {"pid": pid, "toggles": [1, "a", None]}
+    records = [
+        record.model_copy(update={"values": record.values | odd}) if isinstance(record, r.Conditions) else record
+        for record in make_records(plan)
+    ]
+    assert judge(plan, records).void[0].code == "toggles-not-in-effect"
 
 
 @pytest.mark.parametrize("value", ["1e300", "NaN", "Infinity", "9" * 400])
