@@ -56,8 +56,8 @@ def simulate(
     from dsbench.simulation.run import simulate as run
 
     if hosts is not None:
-        given = {"--quick": quick, "--kind": kind, "--suite": suite, "--processes": processes}
-        if named := [option for option, value in given.items() if value]:
+        others = {"--quick": quick, "--kind": kind, "--suite": suite, "--processes": processes}
+        if named := [option for option, value in others.items() if value]:
             raise InputError(f"--hosts {hosts} simulates a pool, no case of the table: leave out {named[0]}")
         return _simulate_hosts(hosts, experiments, seeds[0] if seeds else SEEDS[0], as_json, out)
     if kind is not None and kind not in kinds():

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dsbench import by_host
 from dsbench.floors import Floor
 from dsbench.records import Arm, ExperimentVerdict, Plan, Verdict
 from dsbench.report.columns import PIPE_WIDTH, wrapped
@@ -47,7 +48,7 @@ def print_report(plan: Plan, verdict: ExperimentVerdict, console: Console | None
             console.print(table)
         else:
             _print_paragraphs(console, rows, numbered, plan)
-        for told in (*expected_lines(rows), *interval_lines(rows), *power_lines(rows)):
+        for told in (*expected_lines(rows), *interval_lines(rows), *power_lines(rows), *host_lines(rows)):
             line(f"  {told}")
     for told in additivity_lines(verdict):
         line(f"  {told}")
@@ -239,6 +240,17 @@ def power_lines(rows: Sequence[Verdict]) -> list[str]:
             what = f"{row.needed_unit} to see {_effect(row, row.needed_effect)}"
             needs.setdefault(what, []).append(f"{row.metric} {row.blocks_needed:,}")
     return [*lines, *(f"{what} with 80 % power: {', '.join(told)}" for what, told in needs.items())]
+
+
+def host_lines(rows: Sequence[Verdict]) -> list[str]:
+    """What judged rows moved by on each host of a pool, and whether a test could tell the hosts apart."""
+    lines = []
+    for row in rows:
+        if row.by_host is not None and row.kind == "sample" and row.role != "shown":
+            least = row.by_host.smallest_p or 1.0
+            p = f"p={row.by_host.p:.2g}" if row.by_host.p is not None else f"not tested, p >= {least:.2g} at this n"
+            lines.append(f"{row.metric} by host: {by_host.told(row)}; toggle by host: {p}")
+    return lines
 
 
 def _effect(row: Verdict, effect: float) -> str:

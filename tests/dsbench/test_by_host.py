@@ -6,7 +6,9 @@ import pytest
 
 from dsbench import records as r
 from dsbench.builds import parse_arm
+from dsbench.by_host import ByHost
 from dsbench.judge import judge
+from dsbench.records import Verdict
 from dsbench.stats.interaction import interaction_p, smallest_interaction_p
 from tests.dsbench.judged import CANDIDATE, PRIMARY, row
 
@@ -122,3 +124,15 @@ def test_values_that_do_not_vary_differ_nowhere():
     assert interaction_p([[1.0, 1.0], [1.0, 1.0]]) == 1.0
     with pytest.raises(ValueError, match="two groups of two"):
         interaction_p([[1.0], [1.0, 2.0]])
+
+
+def test_the_report_shows_each_host():
+    from dsbench.report.table import host_lines
+
+    found = ByHost(effects={"host1": 0.02, "host2": -0.03}, blocks={"host1": 4, "host2": 4}, p=0.4, differs=False)
+    shown = Verdict(arm="x", metric=TPS, unit="tok/s", better="up", rank=None, role="guard", kind="sample",
+                    word="inconclusive", by_host=found)  # fmt: skip
+    assert host_lines([shown]) == [f"{TPS} by host: host1 +2.0 %, host2 -3.0 %; toggle by host: p=0.4"]
+    untested = shown.model_copy(update={"by_host": found.model_copy(update={"p": None, "smallest_p": 1 / 3})})
+    assert host_lines([untested])[0].endswith("not tested, p >= 0.33 at this n")
+    assert host_lines([shown.model_copy(update={"role": "shown"}), shown.model_copy(update={"by_host": None})]) == []
