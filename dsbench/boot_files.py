@@ -13,7 +13,6 @@ from dsbench.engines.engine import ReadBack, Running, read_ranks
 from dsbench.engines.secrets import redact, redact_files
 from dsbench.parse.health import fatal_findings
 from dsbench.parse.progress import compile_lines
-from dsbench.probes import kv
 from dsbench.records import Arm, Plan
 from dsbench.store import RecordWriter
 
@@ -29,13 +28,6 @@ def record_read_back(told: ReadBack, of_boot: dict[str, Any], writer: RecordWrit
         writer.write(records.KvProfile(**of_boot, rank=rank, values=values))
     for code, text in told.findings:
         writer.write(records.Finding(**of_boot, code=code, text=redact(text)))
-
-
-def record_grown_profiles(told: ReadBack, boot_dir: Path, of_boot: dict[str, Any], writer: RecordWriter) -> None:
-    """Profiles that ranks wrote on since they were read back, as they are at the end."""
-    for rank, values in read_ranks(boot_dir, "kv_profile").items():
-        if kv.grows(values) and values != told.kv_profiles.get(rank):
-            writer.write(records.KvProfile(**of_boot, rank=rank, values=values))
 
 
 def record_markers(

@@ -19,7 +19,6 @@ from dsbench.boot_files import (
     log_facts,
     record_devices,
     record_devices_before,
-    record_grown_profiles,
     record_markers,
     record_read_back,
     visible_gpus,
@@ -189,8 +188,9 @@ def _boot(
                 time.sleep(kv.WRITTEN_S)
         record_markers(boot_dir, of_boot, "end", writer)
         if "kv" in plan.probes.due(planned.block):
-            record_grown_profiles(told, boot_dir, of_boot, writer)
-            for reading in kv.at_end(plan, boot_dir):
+            for rank, profile in kv.at_end(told.kv_profiles, boot_dir).items():
+                writer.write(records.KvProfile(**of_boot, rank=rank, values=profile))
+                reading = Reading(f"kv.{kv.SERVED}", profile[kv.SERVED], rank=rank)
                 writer.write(_observation(reading, planned, of_boot))
         if left and not reason:
             asyncio.run(_measure(plan, planned, running, None, told, of_boot, list(left), left, logs, writer))

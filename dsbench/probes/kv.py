@@ -6,13 +6,12 @@ once the engine has ended.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dsbench.engines.engine import read_ranks
 from dsbench.probes.boot import Boot, ProbeFailed, Reading
-from dsbench.records import Plan
 
 SERVED = "runtime_peak_bytes"
 SERVING = "serving"
@@ -39,8 +38,9 @@ def grows(profile: Mapping[str, Any]) -> bool:
     return profile.get("stage") == SERVING
 
 
-def at_end(plan: Plan, boot_dir: Path) -> Iterator[Reading]:
-    """The readings that `run` left for the end of the boot."""
-    for rank, profile in read_ranks(boot_dir, "kv_profile").items():
-        if grows(profile) and f"kv.{SERVED}" in plan.probes.metrics("kv"):
-            yield Reading(f"kv.{SERVED}", profile.get(SERVED), rank=rank)
+def at_end(profiles: Mapping[int, Mapping[str, Any]], boot_dir: Path) -> dict[int, dict[str, Any]]:
+    """`profiles` as they were read, by rank, of those that `run` left a figure of, with that figure as it is now."""
+    now = read_ranks(boot_dir, "kv_profile")
+    return {
+        rank: {**profile, SERVED: now.get(rank, {}).get(SERVED)} for rank, profile in profiles.items() if grows(profile)
+    }

@@ -165,7 +165,7 @@ def test_the_harness_is_killed_and_another_finishes_the_plan(model, tmp_path):
     assert [end.status for end in ended] == ["interrupted", "ok", "ok"], ran.stderr
     assert processes_of(folder) == []
     profiles = [p.values for p in records_of(out, r.KvProfile)[1]]
-    assert [profile["source"] for profile in profiles] == ["pinned", "pinned"]
+    assert {profile["source"] for profile in profiles} == {"pinned"}
     assert all(profile["tokens"] > 0 and profile["max_concurrency"] > 0 for profile in profiles)
     # Pinned memory cannot move, so a comparison of it is void; the boots themselves are what is tested here.
     assert ran.returncode == 4
