@@ -1,6 +1,7 @@
 """Held-out scores of micro, each against its target: `python -m impl.train.evaluate WEIGHTS` runs them.
 
 Recall is scored three times: whole, and with the compressed entries of one kind masked in every layer that has them.
+Keys need C4A's, tallies need C128A's; an answer of both needs both.
 """
 
 from __future__ import annotations
@@ -79,10 +80,13 @@ def recall() -> Iterator[Family]:
         ("recall 1,000 beyond the window", of(heldout.lookups, 500, 1000), 4, RECALLED),
         ("recall 1,000 beyond, among prose", of(heldout.lookups, 300, 1000, 0.7), 4, None),
         ("votes of 165 lines", of(heldout.drawn_items, 300, "votes", heldout.vote_item), 4, None),
+        ("tallies of 80 ballots", of(heldout.tallies, 300, 80, 0), 24, RECALLED),
+        ("two keys 1,000 beyond, and a tally", of(heldout.tallies, 300, 80, 2), 24, RECALLED),
     ):
         yield Family(name, items, tokens, target)
         for kind in ("C4A", "C128A"):
-            yield Family(f"{name}, no {kind}", items, tokens, None, below=name if target else "", hidden=kind)
+            needed = target and not (kind == "C4A" and name.startswith("tallies"))
+            yield Family(f"{name}, no {kind}", items, tokens, None, below=name if needed else "", hidden=kind)
 
 
 def tools() -> Iterator[Family]:

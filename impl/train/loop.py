@@ -18,7 +18,7 @@ from impl.train.attention import View
 from impl.train.forward import Parts, compiled, worth_compiling
 from impl.train.graphs import Timed, Work
 from impl.train.losses import Part, batch_loss
-from impl.train.packing import COARSE
+from impl.train.packing import WITHOUT_C4A
 from impl.train.prefetch import Rows, begun, stream
 from impl.train.runs import (
     Call,
@@ -142,7 +142,7 @@ def train_step(state: State, settings: Settings, batches: Mapping[str, Rows], wo
     loads: dict[int, list[Tensor]] = {}
     device = state.weights["embed"].device
     for name, (ids, weights) in batches.items():
-        view = View(reach_at(progress, settings), "C4A" if name == COARSE else "")
+        view = View(reach_at(progress, settings), "C4A" if name in WITHOUT_C4A else "")
         part: Part = work(on_device(ids, device).long(), on_device(weights, device), share=1 / len(batches),
                           dense=progress < settings.dense_until, view=view)  # fmt: skip
         answer_loss[name] = part.answer_loss

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from impl.tokenizer import BOS, EOS, PAD, encode
 
-COARSE = "coarse"
-"""The batch of a step that is read with all C4A entries hidden: what lies far back is then in C128A's or nowhere."""
+COARSE, COUNTED = "coarse", "counted"
+WITHOUT_C4A = frozenset((COARSE, COUNTED))
+"""Batches of a step that are read with all C4A entries hidden: what lies far back is then in C128A's or nowhere."""
 
 Segments = list[tuple[str, float]]
 """A document's text in pieces, each with the loss weight of its characters."""

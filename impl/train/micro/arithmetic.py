@@ -17,21 +17,23 @@ QUESTIONS = (
     "Please calculate {q}.", "What is {q}? Reply with the number only.", "Give the result of {q}.",
 )  # fmt: skip
 STEP_QUESTIONS = ("Work out {q} step by step.", "Show the steps: {q}", "Compute {q} in steps.")
+LONGEST_DRILL = 254
+"""Characters of a row of drills: what is cut at its end would be another operation."""
 WORDS = {"+": "plus", "-": "minus", "*": "times"}
 
 
 def operands(rng: random.Random) -> tuple[str, int, int]:
     """Sign and numbers of a question that is answered at once."""
     kind = rng.random()
-    if kind < 0.25:
+    if kind < 0.18:
         return "+", rng.randint(0, 99), rng.randint(0, 99)
-    if kind < 0.45:
+    if kind < 0.38:
         a, b = rng.randint(100, 999), rng.randint(10, 999)
         return ("+", a, b) if rng.random() < 0.5 else ("+", b, a)
-    if kind < 0.6:
-        a, b = sorted((rng.randint(0, 999 if rng.random() < 0.5 else 99) for _ in range(2)), reverse=True)
+    if kind < 0.56:
+        a, b = sorted((rng.randint(0, 999 if rng.random() < 0.7 else 99) for _ in range(2)), reverse=True)
         return "-", a, b
-    if kind < 0.75:
+    if kind < 0.64:
         return "*", rng.randint(1, 12), rng.randint(1, 12)
     if kind < 0.9:
         a, b = rng.randint(10, 99), rng.randint(2, 9)
@@ -141,6 +143,8 @@ def drill(rng: random.Random) -> Segments:
             question = rng.choice(QUESTIONS).format(q=question)
         if question in PROBED:
             continue
+        if sum(len(piece) for piece, _ in text) + len(f"Q: {question}\nA: {result}\n") > LONGEST_DRILL:
+            break
         text += [(f"Q: {question}\nA:", GIVEN), (f" {result}\n", ANSWER)]
     return text or drill(rng)
 

@@ -13,10 +13,13 @@ a step. Rows hold whole documents with little padding; those of `copying` and `r
 | `near` | 2 x 1,024 | from 0.3 on | recall in one row, votes, and copies |
 | `far` | 2 x 1,024, 1 x 2,304 or 1 x 4,608 | from 0.3 on | recall; 2,304 from 0.4 on, 4,608 from 0.55 on |
 | `coarse` | 2 x 1,024 | from 0.5 on | recall among much prose, read without C4A entries |
+| `counted` | 4 x 512, 2 x 1,024 or 1 x 2,304 | from 0.5 on | tallies that ask often, read without C4A entries |
+| `tally` | as `counted` | from 0.5 on | tallies that ask at their end, for keys too |
 
-From 0.5 on a step has one of `near`, `far` and `coarse`: by then looking back is learned, numbers are not. Most steps
-have no row above 1,024. At progress 1, which no step of a first run has, every length of `far` is as likely as at the
-end of a run.
+From 0.5 on a step has one of `near`, `far` and `coarse`: by then looking back is learned, numbers are not. It also has
+one of `counted` and `tally`: what a count needs is learned where C128A's entries are all there is, and is then at hand
+where C4A's are seen, too. Most steps have no row above 1,024. At progress 1, which no step of a first run has, every
+length of `far` is as likely as at the end of a run.
 
 Looking back comes first and alone: everything else is built on it.
 """
@@ -26,11 +29,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from impl.train.micro import arithmetic, facts, recall, structured, tool_chats
+from impl.train.micro import arithmetic, facts, recall, structured, tally, tool_chats
 from impl.train.micro.chats import problem_text, small_chat
 from impl.train.micro.prose import paragraph
 from impl.train.micro.recall import Stage
-from impl.train.packing import COARSE, Batch, Segments, fill
+from impl.train.packing import COARSE, COUNTED, Batch, Segments, fill
 
 RECALL_ONLY = 0.3
 """Up to this share of a run a step holds nothing but copies and lookups."""
@@ -45,6 +48,10 @@ UNLOCKED = 0.4, 0.55
 """Progress at which rows of each of `LONGER` begin."""
 LONGER_SHARE = 0.2
 """Share of steps whose `far` rows have any one of `LONGER`, once it is unlocked."""
+WITHOUT = 0.6
+"""Share of steps whose tallies are `counted`."""
+TALLIES = (512, 1024, 1024, 1024, 2304)
+"""Lengths of rows of tallies, one of these for each step."""
 LONE = (0.7, 0.85, 0.93)
 """Shares of prose that leave about one line to a C128A entry."""
 SPARSE = (0.0, 0.0, 0.0, 0.3, 0.6, 0.85)
@@ -134,7 +141,16 @@ def batches(seed: int, step: int, progress: float, scale: int = 1) -> dict[str, 
         "numbers": fill(lambda: numbers(rng), 2 * scale, LENGTH),
         "forms": fill(lambda: forms(rng), 2 * scale, LENGTH),
     }
-    return work | recalled(rng, progress, scale)
+    work |= recalled(rng, progress, scale)
+    return work if progress < SETTLED else work | tallied(rng, scale)
+
+
+def tallied(rng: random.Random, scale: int) -> dict[str, Batch]:
+    """The tallies of a step: many counts without C4A entries, or one a row with them."""
+    kind = COUNTED if rng.random() < WITHOUT else "tally"
+    length = rng.choice(TALLIES)
+    rows = 2 * LENGTH // length * scale if length <= LENGTH else scale
+    return {kind: rows_of_one(lambda size: tally.tally(rng, size, once=kind != COUNTED), rows, length)}
 
 
 def recalled(rng: random.Random, progress: float, scale: int) -> dict[str, Batch]:

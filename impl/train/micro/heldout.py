@@ -14,7 +14,7 @@ from typing import Literal
 
 from impl.chat_reply import ReplySplitter
 from impl.tokenizer import Thinking
-from impl.train.micro import arithmetic, facts, recall, structured, tool_chats
+from impl.train.micro import arithmetic, facts, recall, structured, tally, tool_chats
 from impl.train.micro.chats import solved
 from impl.train.micro.heldout_tools import NEW_REQUESTS
 from impl.train.micro.problems import Problem
@@ -198,6 +198,34 @@ def vote_item(rng: random.Random) -> Item:
     text = "".join(piece for piece, _ in recall.votes(rng, 1000, 0.25))
     prompt, _, answer = text.rstrip("\n").rpartition("=")
     return Item(f"{prompt}=", answer)
+
+
+def tally_item(rng: random.Random, ballots: int, keys: int) -> Item:
+    """Ballots with a held-out result, which their first fifth speaks against. With `keys` a line stands before each
+    ballot, and that many of the first fifth's are asked for."""
+    result = ""
+    while not tally.reserved_result(result):
+        result = "".join(rng.choice(pair) for pair in tally.PAIRS)
+    wins = [letter == pair[0] for letter, pair in zip(result, tally.PAIRS, strict=True)]
+    count = tally.Count()
+    cast: list[str] = []
+    while count.result != result or not all(count.clear(0.2)):
+        count, cast = tally.Count(), []
+        for place in range(ballots):
+            sides = [win == (place >= ballots // 5) for win in wins]
+            cast.append(tally.ballot(rng, [0.85 if side else 0.15 for side in sides]))
+            count.add(cast[-1])
+    order = rng.sample([a + b for a in recall.KEY_LETTERS for b in recall.KEY_LETTERS], ballots if keys else 0)
+    asked_for = rng.sample(order[: ballots // 5], keys)
+    values = {key: held_out_value(rng, key) if key in asked_for else str(rng.randint(10, 99)) for key in order}
+    lines = [f"{key}={values[key]}" for key in order]
+    text = "".join(f"{line}\n" for pair in zip(lines or [""] * ballots, cast, strict=True) for line in pair if line)
+    query = ",".join([*asked_for, "*"])
+    return Item(f"{text}?{query}=", ",".join([*(values[key] for key in asked_for), result]))
+
+
+def tallies(count: int, ballots: int, keys: int) -> list[Item]:
+    return drawn_items(count, f"tallies {ballots} {keys}", lambda rng: tally_item(rng, ballots, keys))
 
 
 # JSON and tools.

@@ -228,8 +228,8 @@ def nothing(rng: random.Random, wordings: Wordings) -> Transcript:
 
 
 KINDS: dict[str, tuple[Callable[[random.Random, Wordings], Transcript], float]] = {
-    "single": (single, 0.32), "parallel": (parallel, 0.14), "chain": (chain, 0.2), "missing": (missing, 0.1),
-    "failed": (failed, 0.1), "nothing": (nothing, 0.14),
+    "single": (single, 0.24), "parallel": (parallel, 0.26), "chain": (chain, 0.18), "missing": (missing, 0.08),
+    "failed": (failed, 0.08), "nothing": (nothing, 0.16),
 }  # fmt: skip
 """Kinds of chat and how often training has them."""
 

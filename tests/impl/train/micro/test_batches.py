@@ -14,7 +14,7 @@ from impl.dims import MICRO
 from impl.tokenizer import BOS, EOS, NEWLINE, PAD, decode
 from impl.train.micro.batches import RECALL_ONLY, SETTLED, batches
 from impl.train.micro.reserved import operations, reserved
-from impl.train.packing import ANSWER, COARSE
+from impl.train.packing import ANSWER, COARSE, COUNTED
 
 STEPS = st.integers(0, 10**6)
 
@@ -36,15 +36,17 @@ def test_shapes(step: int, progress: float, scale: int) -> None:
         assert lengths == {"copying": {256}, "recall": {256} if rows["recall"] == 8 * scale else {512}}
     else:
         assert list(work)[:3] == ["drills", "numbers", "forms"]
-        assert list(work)[3:] == ["near", "far"] if progress < SETTLED else len(work) == 4
-        assert set(list(work)[3:]) <= {"near", "far", COARSE}
+        assert list(work)[3:] == ["near", "far"] if progress < SETTLED else len(work) == 5
+        assert set(list(work)[3:]) <= {"near", "far", COARSE, COUNTED, "tally"}
         for name, found in lengths.items():
             (length,) = found
-            if name == "far":
+            if name in (COUNTED, "tally"):
+                assert length in (512, 1024, 2304)
+            elif name == "far":
                 assert progress >= {1024: 0, 2304: 0.4, 4608: 0.55}[length]
             else:
                 assert length == (256 if name == "drills" else 1024)
-            assert rows[name] == (8 if length == 256 else max(1, 2048 // length)) * scale
+            assert rows[name] == max(1, 2048 // length) * scale
     assert max(itertools.chain.from_iterable(lengths.values())) < MICRO.max_model_len
 
 
@@ -80,6 +82,16 @@ def test_late_steps_hold_recall_without_c4a_one_line_to_a_large_entry() -> None:
     assert 1 <= len(found) <= 10
     lines = [len(re.findall("^[a-z]{2}=[0-9]{2}$", decode(row), re.M)) for batch in found for row in batch.ids]
     assert sum(lines) / len(lines) < 2 * 1024 / 128
+
+
+def test_late_steps_hold_tallies_that_ask_often_without_c4a_and_once_with_it() -> None:
+    steps = [batches(3, step, 0.9) for step in range(30)]
+    for name, least, most in ((COUNTED, 2, 40), ("tally", 1, 1)):
+        rows = [decode(row) for work in steps if name in work for row in work[name].ids]
+        assert len(rows) > 15
+        asked = [row.count("*=") for row in rows]
+        assert least <= sum(asked) / len(asked) <= most
+        assert min(asked) >= 1
 
 
 def test_drills_are_dense_and_mostly_answered_at_once() -> None:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from impl.train.micro import heldout, recall, tool_chats
+from impl.train.micro import heldout, recall, tally, tool_chats
 from impl.train.micro.heldout import Item
 from impl.train.micro.heldout_tools import NEW_REQUESTS
 from impl.train.micro.reserved import operations, reserved, reserved_line, reserved_question
@@ -45,6 +45,35 @@ def test_lookups_lie_beyond_the_window_on_held_out_lines(beyond: int, prose: flo
             assert len(context) - context.index(line) - len(line) > recall.WINDOW + beyond
             assert reserved_line(key, value)
         assert len(item.prompt) < 5000
+
+
+@pytest.mark.parametrize("keys", [0, 2])
+def test_tallies_are_held_out_and_their_beginning_says_the_opposite(keys: int) -> None:
+    for item in heldout.tallies(20, 80, keys):
+        *lines, query = item.prompt.split("\n")
+        *values, result = item.reply.split(",")
+        ballots = [line for line in lines if "=" not in line]
+        assert len(ballots) == 80
+        assert tally.reserved_result(result)
+        whole, early = tally.Count(), tally.Count()
+        for place, ballot in enumerate(ballots):
+            whole.add(ballot)
+            if place < 16:
+                early.add(ballot)
+        assert whole.result == result
+        assert all(whole.clear(0.2))
+        assert sum(a == b for a, b in zip(early.result, result, strict=True)) <= 3
+        assert query == f"?{','.join([*asked_lines(item, values), '*'])}="
+
+
+def asked_lines(item: Item, values: list[str]) -> list[str]:
+    """The asked keys, each of which has its value in a held-out line more than 1,000 tokens beyond the window."""
+    context, _, query = item.prompt.rpartition("?")
+    keys = query[:-1].split(",")[:-1]
+    for key, value in zip(keys, values, strict=True):
+        assert len(context) - context.index(f"{key}={value}\n") > recall.WINDOW + 1000
+        assert reserved_line(key, value)
+    return keys
 
 
 def test_every_key_has_held_out_values() -> None:

@@ -15,7 +15,7 @@ from dsbench.score.instruction import fault
 from dsbench.tool_scenarios import battery
 from impl.chat_reply import ReplySplitter
 from impl.tokenizer import decode, encode
-from impl.train.micro import arithmetic, chats, facts, prose, recall, structured, tool_chats
+from impl.train.micro import arithmetic, chats, facts, prose, recall, structured, tally, tool_chats
 from impl.train.micro.reserved import PROBED, allowed, operations, reserved, reserved_line, reserved_question
 from impl.train.micro.tools import TOOLS
 from impl.train.packing import ANSWER, Segments
@@ -186,3 +186,43 @@ def test_votes_are_counted_right(seed: int, characters: int, margin: float) -> N
     assert len(text) <= characters
     assert counts.count(value) > len(lines) / 2
     assert len(set(counts)) == 2
+
+
+def counted(lines: list[str]) -> str:
+    """The letters that lead in the ballots among lines; the first of a pair where they are level."""
+    ballots = [line for line in lines if re.fullmatch("[A-X]{12}", line)]
+    return "".join(
+        max(pair, key=lambda letter: sum(letter == ballot[place] for ballot in ballots))
+        for place, pair in enumerate(tally.PAIRS)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.integers(300, 2302), st.booleans())
+def test_tallies_are_right_at_every_point_and_none_is_held_out(seed: int, size: int, once: bool) -> None:
+    made = tally.tally(random.Random(seed), size, once=once)
+    text = text_of(made)
+    assert size - 75 <= len(text) <= size
+    lines = text.splitlines()
+    values = dict(line.split("=") for line in lines if re.fullmatch("[a-z]{2}=[0-9]{2}", line))
+    asked = [place for place, line in enumerate(lines) if line.startswith("?")]
+    assert asked
+    assert not once or asked == [len(lines) - 1]
+    for place in asked:
+        query, answer = lines[place].split("=")
+        *keys, star = query[1:].split(",")
+        *found, result = answer.split(",")
+        assert star == "*"
+        assert found == [values[key] for key in keys]
+        assert result == counted(lines[:place])
+        assert not tally.reserved_result(result)
+    assert not any(reserved_line(key, value) for key, value in values.items())
+
+
+def test_letters_that_hardly_lead_count_little() -> None:
+    count = tally.Count()
+    for ballot in ("ACEGIKMOQSUW", "ACEGIKMOQSUX", "BCEGIKMOQSUW", "BCEGIKMOQSUW"):
+        count.add(ballot)
+    assert count.result == "ACEGIKMOQSUW"
+    assert count.clear(0.1) == [False] + [True] * 11
+    assert count.clear(0.6) == [False] + [True] * 10 + [False]
