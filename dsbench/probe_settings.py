@@ -8,11 +8,13 @@ from pydantic import Field, model_validator
 
 from dsbench.answer_settings import Gsm8kProbe, InstructionProbe, SmokeProbe
 from dsbench.probe_table import Count, ProbeTable, Table, Text
+from dsbench.probes.needles import BALLOT, MORE_BALLOTS
 from dsbench.pytest_settings import KernelsProbe, UnitProbe
 from dsbench.tool_scenarios import Scenario, battery
 
 PAIR_KEYS = 26 * 26
 """Keys of two lower-case letters."""
+LEAST_BALLOTS = 20
 
 
 class KvProbe(ProbeTable):
@@ -166,6 +168,8 @@ class CoherenceProbe(ProbeTable):
     needles: Annotated[int, Field(ge=1, le=12)] = 3
     distractors: Annotated[int, Field(ge=0, le=12)] = 3
     """Lines that look like needles and are none."""
+    ballots: Annotated[int, Field(ge=0, le=400)] = 0
+    """Ballots among the lines of `pairs`, at least; their tally is asked for behind the keys. 0: neither."""
     concurrencies: list[Count] = Field(default=[1, 12], min_length=1)
     seeds: Count = 2
     """Times that each concurrency and payload is asked, each with prompts of its own."""
@@ -179,6 +183,10 @@ class CoherenceProbe(ProbeTable):
     def _room(self) -> CoherenceProbe:
         if self.style == "pairs" and self.lines + self.distractors > PAIR_KEYS:
             raise ValueError(f"lines: there are {PAIR_KEYS} keys of two letters, distractors included")
+        if self.ballots and self.style != "pairs":
+            raise ValueError("ballots: only pairs has them")
+        if self.ballots and self.ballots < LEAST_BALLOTS:
+            raise ValueError(f"ballots: a tally needs {LEAST_BALLOTS}, 0 is none, got {self.ballots}")
         if self.lines < (least := 4 * (self.needles + self.distractors)):
             raise ValueError(f"lines: {self.needles} needles and {self.distractors} distractors need {least} lines")
         return self
@@ -192,11 +200,13 @@ class CoherenceProbe(ProbeTable):
 
     def n_items(self) -> int:
         requests = self.seeds * len(self.payloads) * sum(self.concurrencies)
-        return requests * (1 + self.needles) + len(self.parts())
+        return requests * (1 + self.needles + (self.ballots > 0)) + len(self.parts())
 
     def longest(self) -> int:
         asked = len("?") + len("kx,") * self.needles
         pairs = 1 + len("kx=42\n") * (self.lines + self.distractors) + asked + self.max_tokens
+        if self.ballots:
+            pairs += BALLOT * (self.ballots + MORE_BALLOTS) + len(",*")
         return pairs if self.style == "pairs" else 0
 
 

@@ -2,18 +2,22 @@
 
 Prompts: `report` is a log of a night's maintenance, sent as one chat message, whose reply should name the announced
 release tags in one paragraph; `pairs` is `kx=42` lines and a query for several keys, completed to the end of the
-line, for our small model. Needles, fillers' order and distractors come from the plan's seed, so every boot asks the
-same. Settings: lines, needles, distractors, concurrencies, seeds, payloads (`unique`: a prompt for each request;
-`identical`: one prompt for all requests of a seed, as in the source document), max_tokens. Greedy.
+line, for our small model; with `ballots` there are ballots among the lines, and a tally of them is asked for behind
+the keys. Needles, fillers' order and distractors come from the plan's seed, so every boot asks the same. Settings:
+lines, needles, distractors, ballots, concurrencies, seeds, payloads (`unique`: a prompt for each request; `identical`:
+one prompt for all requests of a seed, as in the source document), max_tokens. Greedy.
 
-Scorer: dsbench/score/coherence.py. Items: `c12 unique s1 #3 needle 2` of `coherence.recall`, and `c12 unique s1 #3`
-of `coherence.clean` (text without leaked control tokens, U+FFFD, other scripts or repetition) and of
-`coherence.finished` (not cut off at max_tokens). Requests of one prompt are one cluster: they stand or fall together.
-`coherence.prefix_reuse` holds the counters of the prefix cache around each part, hits and queries.
+Scorer: dsbench/score/coherence.py. Items: `c12 unique s1 #3 needle 2` and `c12 unique s1 #3 tally` (right when all its
+letters are) of `coherence.recall`, and `c12 unique s1 #3` of `coherence.clean` (text without leaked control tokens,
+U+FFFD, other scripts or repetition) and of `coherence.finished` (not cut off at max_tokens). Requests of one prompt are
+one cluster: they stand or fall together. `coherence.prefix_reuse` holds the counters of the prefix cache around each
+part, hits and queries.
 
 Failure looks like needles lost at some depth of the prompt (a wrong index row, a dropped page), more of them at a
 high concurrency than alone (rows of one request in another's batch), or fluent text with a token in it that no
-text has. A request without an answer is neither: it fails the probe.
+text has. Lost tallies beside needles that came back say that what covers the whole context coarsely is wrong (a C128A
+index row), while what finds a place in it is right; every letter of the answer is read at a position of its own, so a
+fault of one position in fifty loses a tally now and then. A request without an answer is neither: it fails the probe.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from dsbench.engines.client import BadAnswer, Reply
 from dsbench.parse.prometheus import COUNTERS, Page, increase
 from dsbench.probe_settings import CoherenceProbe
 from dsbench.probes.boot import Boot, ProbeFailed, Reading
-from dsbench.probes.needles import Prompt, pairs, report
+from dsbench.probes.needles import Prompt, pairs, report, with_ballots
 from dsbench.score.coherence import CUT, recalled, recalled_in_order
 
 SHOWN = 300
@@ -75,7 +79,8 @@ def _requests(config: CoherenceProbe, plan_seed: int, streams: int, payload: str
         # An identical payload is the same at every concurrency, too.
         cluster = item if payload == "unique" else f"identical s{seed}"
         rng = random.Random(f"coherence {plan_seed} {cluster}")
-        found.append(_Request(item, cluster, make(rng, config.lines, config.needles, config.distractors)))
+        prompt = make(rng, config.lines, config.needles, config.distractors)
+        found.append(_Request(item, cluster, with_ballots(rng, prompt, config.ballots) if config.ballots else prompt))
     return found
 
 
@@ -97,9 +102,8 @@ def _scores(config: CoherenceProbe, request: _Request, reply: Reply) -> Iterator
     found = score(reply.text, request.prompt.needles)
     for number, (needle, right) in enumerate(zip(request.prompt.needles, found, strict=True), start=1):
         told = needle if right else f"{needle} is missing: {reply.text[:SHOWN]}"
-        yield Reading(
-            "coherence.recall", int(right), item=f"{request.item} needle {number}", cluster=request.cluster, text=told
-        )
+        kind = "tally" if request.prompt.tally and number == len(found) else f"needle {number}"
+        yield Reading("coherence.recall", int(right), item=f"{request.item} {kind}", cluster=request.cluster, text=told)
     reason = incoherence(reply.text)
     told = f"{reason}: {reply.text}" if reason else reply.text
     yield Reading("coherence.clean", int(reason is None), item=request.item, cluster=request.cluster, text=told)

@@ -3,13 +3,18 @@
 The log's lines carry a subsystem, a shard and a checksum that follow from their number, as in the source document's
 probe (measurement.md section 6.2); words and needles are our own, drawn by seed. Distractors look like needles and
 are none: withdrawn tags, and keys that share a letter with one that is asked for.
+
+Ballots are one letter of each pair (AB, CD, ...), and their tally `*` is which letter leads in each. A needle is in one
+place; a tally is in all of them at once, and its first ballots say the opposite, so what reads the beginning only is
+wrong. Its results are of the tenth that our model's training leaves out.
 """
 
 from __future__ import annotations
 
 import random
 import string
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, replace
 
 SUBSYSTEMS, SHARDS, CHECKSUMS, CHECKSUM_STEP = 17, 29, 1009, 37
 FIRST_LINE, LAST_LINES = 17, 13
@@ -30,6 +35,16 @@ QUESTION = (
 )
 
 
+LETTERS = ("AB", "CD", "EF", "GH", "IJ", "KL", "MN", "OP", "QR", "ST", "UV", "WX")
+"""The pairs of a ballot's letters."""
+BALLOT = len(LETTERS) + 1
+MORE_BALLOTS = 12
+"""Most ballots beyond those wanted: prompts of different lengths put their answers at different positions."""
+AGAINST, SURE, LEAD = 0.2, 0.85, 0.2
+"""Share of ballots, the first ones, that favour the letters which lose; the chance of a favoured letter; and the least
+lead of each that wins, as a share of all ballots."""
+
+
 @dataclass(frozen=True)
 class Prompt:
     """One prompt and what its reply should hold."""
@@ -38,6 +53,8 @@ class Prompt:
     needles: list[str]
     """What the reply should name, in order."""
     distractors: list[str]
+    tally: bool = False
+    """Whether the last needle is the result of a tally."""
 
 
 def report(rng: random.Random, lines: int, needles: int, distractors: int) -> Prompt:
@@ -81,6 +98,34 @@ def pairs(rng: random.Random, lines: int, needles: int, distractors: int) -> Pro
         order.insert(rng.randrange(len(order)), twin)
     text = "".join(f"{key}={values[key]}\n" for key in order) + f"?{','.join(wanted)}="
     return Prompt(text, [values[key] for key in wanted], [values[key] for key in near])
+
+
+def with_ballots(rng: random.Random, prompt: Prompt, ballots: int) -> Prompt:
+    """`pairs` with at least `ballots` ballots among its lines; the query ends in `,*=`, its needles in the result."""
+    cast, result = tally(rng, ballots + rng.randint(0, MORE_BALLOTS))
+    *lines, query = prompt.text.split("\n")
+    places = set(rng.sample(range(len(lines) + len(cast)), len(cast)))
+    votes, keys = iter(cast), iter(lines)
+    mixed = [next(votes) if place in places else next(keys) for place in range(len(lines) + len(cast))]
+    text = "\n".join([*mixed, f"{query.removesuffix('=')},*="])
+    return replace(prompt, text=text, needles=[*prompt.needles, result], tally=True)
+
+
+def tally(rng: random.Random, ballots: int) -> tuple[list[str], str]:
+    """Ballots, and which letter of each pair leads in them: clearly, and not among the first ones."""
+    while True:
+        wins = [rng.randrange(2) for _ in LETTERS]
+        result = "".join(pair[win] for pair, win in zip(LETTERS, wins, strict=True))
+        if zlib.crc32(f"micro tally {result}".encode()) % 10 == 0:
+            break
+    early = round(AGAINST * ballots)
+    columns = []
+    for pair, win in zip(LETTERS, wins, strict=True):
+        column: list[bool] = []
+        while sum(column) < (1 + LEAD) / 2 * ballots:
+            column = [(rng.random() < SURE) == (place >= early) for place in range(ballots)]
+        columns.append([pair[win] if leads else pair[1 - win] for leads in column])
+    return ["".join(letters) for letters in zip(*columns, strict=True)], result
 
 
 def spread(first: int, last: int, count: int) -> list[int]:

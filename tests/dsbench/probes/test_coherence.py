@@ -23,6 +23,7 @@ seeds = 2
 max_tokens = 50
 """
 LEAK = "<\uff5cend\u2581of\u2581sentence\uff5c>"
+COUNTED = plan_of(TABLE.format(style="pairs") + "ballots = 30\n")
 REPORT, PAIRS = plan_of(TABLE.format(style="report")), plan_of(TABLE.format(style="pairs"))
 REQUESTS = 2 * 2 * (1 + 3)
 
@@ -34,9 +35,22 @@ def reading_well(body):
         text = f"The log announces {', '.join(tags)}."
         return httpx.Response(200, json={"choices": [{"message": {"content": text}, "finish_reason": "stop"}]})
     *lines, query = body["prompt"].split("\n")
-    values = dict(line.split("=") for line in lines)
+    values = dict(line.split("=") for line in lines if "=" in line) | {"*": counted(lines)}
     text = ",".join(values[key] for key in query[1:-1].split(","))
     return httpx.Response(200, json={"choices": [{"text": text, "finish_reason": "stop"}]})
+
+
+def counted(lines):
+    """The letter that stands in most ballots, place by place."""
+    ballots = [line for line in lines if "=" not in line]
+    return "".join(Counter(letters).most_common(1)[0][0] for letters in zip(*ballots, strict=True))
+
+
+def reading_the_beginning(body):
+    """Finds keys, and counts the first ballots only."""
+    lines = body["prompt"].split("\n")
+    few = [line for line in lines if "=" not in line][:6]
+    return reading_well(body | {"prompt": "\n".join([*few, *(line for line in lines if "=" in line)])})
 
 
 def saying(text, reason="stop"):
@@ -47,6 +61,25 @@ def saying(text, reason="stop"):
 
 def values(readings, metric):
     return [reading.value for reading in readings if reading.metric == metric]
+
+
+def test_tallies_are_needles_of_their_own_and_lost_by_what_reads_the_beginning():
+    readings, bodies = run(coherence, COUNTED, reading_well)
+    assert values(readings, "coherence.recall") == [1] * 4 * REQUESTS
+    assert len({reading.item for reading in readings}) == COUNTED.probes.coherence.n_items()
+    assert COUNTED.probes.coherence.longest() >= 1 + max(len(body["prompt"]) for body in bodies) + 50
+    assert len({len(body["prompt"]) for body in bodies}) > 3
+    readings, _ = run(coherence, COUNTED, reading_the_beginning)
+    lost = {reading.item for reading in readings if reading.metric == "coherence.recall" and not reading.value}
+    assert len(lost) == REQUESTS
+    assert all(item.endswith(" tally") for item in lost)
+
+
+def test_ballots_are_many_and_of_pairs():
+    with pytest.raises(InputError, match="ballots: only pairs has them"):
+        plan_of(TABLE.format(style="report") + "ballots = 30\n")
+    with pytest.raises(InputError, match="ballots: a tally needs 20, 0 is none, got 5"):
+        plan_of(TABLE.format(style="pairs") + "ballots = 5\n")
 
 
 @pytest.mark.parametrize("plan", [REPORT, PAIRS])

@@ -5,8 +5,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsbench.probes.needles import pairs, report, spread
+from dsbench.probes.needles import AGAINST, LEAD, LETTERS, MORE_BALLOTS, pairs, report, spread, tally, with_ballots
 from dsbench.score.coherence import has_needle
+from impl.train.micro.tally import PAIRS, reserved_result
 
 SIZES = st.tuples(st.integers(0, 2**32), st.integers(1, 8), st.integers(0, 8), st.integers(0, 200))
 
@@ -59,6 +60,41 @@ def test_distractors_of_pairs_are_near_misses(seed):
         assert value != needle
         near = [other for other in values if other != key and (other[0] == key[0] or other[1] == key[1])]
         assert value in {values[other] for other in near}
+
+
+def leads(ballots, place):
+    """Ballots of the first letter of a pair, less those of the second."""
+    return sum(1 if ballot[place] == LETTERS[place][0] else -1 for ballot in ballots)
+
+
+@given(st.integers(0, 2**32), st.integers(20, 150))
+def test_a_tally_is_clear_its_beginning_says_the_opposite_and_training_leaves_it_out(seed, count):
+    ballots, result = tally(random.Random(seed), count)
+    assert LETTERS == PAIRS
+    assert reserved_result(result)
+    assert len(ballots) == count
+    early = ballots[: round(AGAINST * count)]
+    opposed = 0
+    for place, (pair, letter) in enumerate(zip(LETTERS, result, strict=True)):
+        side = 1 if letter == pair[0] else -1
+        assert side * leads(ballots, place) >= LEAD * count - 1e-9
+        opposed += side * leads(early, place) < 0
+    assert opposed >= len(LETTERS) / 2
+
+
+@given(st.integers(0, 2**32), st.integers(20, 80))
+def test_ballots_stand_among_pairs_and_are_asked_for_behind_the_keys(seed, count):
+    plain = pairs(random.Random(seed), 40, 2, 2)
+    rng = random.Random(seed)
+    prompt = with_ballots(rng, pairs(rng, 40, 2, 2), count)
+    *lines, query = prompt.text.split("\n")
+    ballots = [line for line in lines if "=" not in line]
+    assert count <= len(ballots) <= count + MORE_BALLOTS
+    assert "\n".join([*(line for line in lines if "=" in line), query.replace(",*", "")]) == plain.text
+    assert query.endswith(",*=")
+    assert prompt.needles[:-1] == plain.needles
+    assert prompt.tally
+    assert len(prompt.needles[-1]) == len(LETTERS)
 
 
 @given(st.integers(0, 50), st.integers(12, 500), st.integers(1, 12))
