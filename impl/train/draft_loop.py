@@ -18,6 +18,7 @@ from impl.train.draft_forward import block_rows, compiled_draft, draft, position
 from impl.train.draft_losses import draft_loss, survival
 from impl.train.forward import Trace, Weights, compiled
 from impl.train.graphs import Timed, Work
+from impl.train.packing import COUNTED, TALLY
 from impl.train.prefetch import Rows, begun, stream
 from impl.train.runs import (
     Call,
@@ -55,7 +56,9 @@ class DraftSettings(Run):
     """Least chance of a text row to be an anchor, relative to an answer row's: served rounds are in answers."""
 
 
-RECIPES: dict[str, dict[str, Any]] = {"micro": {"learning_rate": 2e-3, "anchors": 2700}}
+UNSEEN = frozenset((COUNTED, TALLY))
+"""Batches that a draft does without: a tally's letters are short answers to a long text, and few are ever served."""
+RECIPES: dict[str, dict[str, Any]] = {"micro": {"learning_rate": 2e-3, "anchors": 2700, "anchor_floor": 0.2}}
 """Dims name -> the settings in which its draft's run differs from that of pico's."""
 
 
@@ -168,8 +171,9 @@ def draft_step(state: State, settings: DraftSettings, batches: Mapping[str, Rows
     progress = progress_of(state, settings)
     rate = learning_rate(progress, settings)
     device = next(iter(state.weights.values())).device
-    sequences = [on_device(ids, device).long() for ids, _ in batches.values()]
-    label_weights = torch.cat([on_device(weights, device).flatten() for _, weights in batches.values()])
+    rows = [made for name, made in batches.items() if name not in UNSEEN]
+    sequences = [on_device(ids, device).long() for ids, _ in rows]
+    label_weights = torch.cat([on_device(weights, device).flatten() for _, weights in rows])
     anchors = pick_anchors(positions_of(sequences), label_weights, settings, state.step)
     drafting: Drafting = work(anchors, label_weights, *sequences)
     apply_gradients(state, rate, settings)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from impl.tokenizer import BOS, EOS, PAD, encode
 
-COARSE, COUNTED = "coarse", "counted"
+COARSE, COUNTED, TALLY = "coarse", "counted", "tally"
+"""Batches of a step by name: lookups among prose, and tallies read without C4A entries and with them."""
 WITHOUT_C4A = frozenset((COARSE, COUNTED))
 """Batches of a step that are read with all C4A entries hidden: what lies far back is then in C128A's or nowhere."""
 

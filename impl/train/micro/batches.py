@@ -33,7 +33,7 @@ from impl.train.micro import arithmetic, facts, recall, structured, tally, tool_
 from impl.train.micro.chats import problem_text, small_chat
 from impl.train.micro.prose import paragraph
 from impl.train.micro.recall import Stage
-from impl.train.packing import COARSE, COUNTED, Batch, Segments, fill
+from impl.train.packing import COARSE, COUNTED, TALLY, Batch, Segments, fill
 
 RECALL_ONLY = 0.3
 """Up to this share of a run a step holds nothing but copies and lookups."""
@@ -147,7 +147,7 @@ def batches(seed: int, step: int, progress: float, scale: int = 1) -> dict[str, 
 
 def tallied(rng: random.Random, scale: int) -> dict[str, Batch]:
     """The tallies of a step: many counts without C4A entries, or one a row with them."""
-    kind = COUNTED if rng.random() < WITHOUT else "tally"
+    kind = COUNTED if rng.random() < WITHOUT else TALLY
     length = rng.choice(TALLIES)
     rows = 2 * LENGTH // length * scale if length <= LENGTH else scale
     return {kind: rows_of_one(lambda size: tally.tally(rng, size, once=kind != COUNTED), rows, length)}

@@ -20,7 +20,7 @@ from impl.model.weights import load_weights, save_weights
 from impl.train import loop, runs
 from impl.train.__main__ import main
 from impl.train.loop import Settings
-from impl.train.packing import COARSE
+from impl.train.packing import COARSE, COUNTED, TALLY
 from impl.train.prefetch import Rows, step_rows
 from impl.train.runs import Call, Means
 
@@ -72,12 +72,12 @@ def test_resumed_across_a_change_of_reach(tiny: Dims, tmp_path: Path, monkeypatc
 
 def test_a_coarse_batch_teaches_no_c4a_entry(tiny: Dims) -> None:
     settings = Settings(steps=4)
-    for name in ("near", COARSE):
+    for name in ("near", COARSE, COUNTED, TALLY):
         state = loop.new_state(tiny, settings, "cpu")
         work = runs.timed(state, Means(), lambda use, state=state: loop.differentiate(state, tiny, settings))
         loop.train_step(state, settings, {name: rows(0)}, work)
         moments = state.optimizer.state[state.weights["layers.1.compressor.wkv_gate"]]["exp_avg"]
-        assert (moments == 0).all() == (name == COARSE)
+        assert (moments == 0).all() == (name in (COARSE, COUNTED))
 
 
 def test_loss_falls(tiny: Dims, tmp_path: Path) -> None:
