@@ -130,6 +130,11 @@ def _run(mishap: Mishap, place: Path, suite: Path, without: str, undo: ExitStack
     return given, [*wrong, *scene.findings]
 
 
+def _unwrapped() -> dict[str, str]:
+    """This process's environment, without a width that would break what is looked for over lines."""
+    return {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+
+
 def starter(scene: Scene, place: Path, engine: str, harness: str, without: str) -> Start:
     """What starts `dsbench` with arguments, with these faults; weights that are none go to `place`."""
     line = [sys.executable, "-P", "-m", "dsbench.selftest.broken_harness", engine, harness, without]
@@ -137,7 +142,7 @@ def starter(scene: Scene, place: Path, engine: str, harness: str, without: str) 
     def start(args: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [*line, *args],
-            env={**os.environ, **_importing(), FILES: str(place), **scene.environment},
+            env={**_unwrapped(), **_importing(), FILES: str(place), **scene.environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -86,7 +86,8 @@ def _other(rng: random.Random, value: Any) -> Any:
     """Something of the same type, of another type, or nothing that belongs there."""
     kind = rng.random()
     if kind < 0.35 and isinstance(value, int | float) and not isinstance(value, bool):
-        return rng.choice((-value, value + 1, value * 2, value / 3, value * 10**6, 0, float(value), -1))
+        half = value * 0.5 if abs(value) < 1e300 else 1e308
+        return rng.choice((-value, value + 1, value * 2, value // 3, value * 10**6, 0, half, -1))
     if kind < 0.35 and isinstance(value, str):
         return rng.choice(
             (value[:-1], value * 2, value.upper(), "", value[::-1], value + "\n", f" {value}", value + "\0")

@@ -1,6 +1,7 @@
 """A short run of `dsbench selftest --fuzz`, with crashes and hangs planted, and inputs that it once found."""
 
 import json
+import math
 import random
 
 import pytest
@@ -86,6 +87,9 @@ def test_changes_change_something():
     values = {changed_json(rng, {"a": [1, {"b": "c"}], "d": 2.5}) for _ in range(200)}
     assert len(values) > 100
     assert {type(value) for value in values} == {bytes}
+    for odd in (10**400, -(10**400), math.inf, math.nan, 1e308):
+        for _ in range(200):
+            changed_json(rng, {"a": odd})
 
 
 def test_no_input_and_no_reader(tmp_path):
