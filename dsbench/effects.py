@@ -97,7 +97,7 @@ def effects(plan: Plan, boots: Sequence[BootEvidence]) -> list[MetricEffects]:
     for metric in plan.metrics:
         if metric.kind not in ("exact", "sample"):
             continue
-        ranks = {o.rank for boot in boots for o in boot.observations if o.metric == metric.key}
+        ranks = {o.rank for boot in boots for o in boot.readings.get(metric.key, ())}
         for rank in sorted(ranks, key=lambda rank: -1 if rank is None else rank):
             readings = _readings(boots, metric.key, rank)
             of_cell = {cells[arm]: by_boot for arm, by_boot in readings.items()}
@@ -248,7 +248,7 @@ def _sampled(
 
 
 def _number(boot: BootEvidence, key: str, rank: int | None) -> float | None:
-    values = [o.value for o in boot.observations if o.metric == key and o.rank == rank]
+    values = [o.value for o in boot.readings.get(key, ()) if o.rank == rank]
     return values[0] if len(values) == 1 and isinstance(values[0], int | float) else None
 
 

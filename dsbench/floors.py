@@ -147,7 +147,7 @@ def measure(plan: Plan, boots: Sequence[BootEvidence], machine: Fingerprint) -> 
 
 
 def _ranks(boots: Sequence[BootEvidence], key: str) -> list[int | None]:
-    ranks = {o.rank for boot in boots for o in boot.observations if o.metric == key}
+    ranks = {o.rank for boot in boots for o in boot.readings.get(key, ())}
     return sorted(ranks, key=lambda rank: -1 if rank is None else rank)
 
 
@@ -158,7 +158,7 @@ def _floor(plan: Plan, boots: Sequence[BootEvidence], metric: Metric, rank: int 
     blocks: dict[int, dict[str, float]] = {}
     raws: list[list[float]] = []
     for boot in boots:
-        seen = [o for o in boot.observations if o.metric == metric.key and o.rank == rank]
+        seen = [o for o in boot.readings.get(metric.key, ()) if o.rank == rank]
         value = seen[0].value if len(seen) == 1 else None
         if not isinstance(value, int | float):
             return None

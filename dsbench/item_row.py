@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
-from statistics import fmean
 from typing import Any
 
 from scipy.stats import norm
@@ -27,8 +26,8 @@ def compare_by_item(
     if not items:
         return this.row("not-run", notes=["no item has an answer in both arms"])
     tokens = any(isinstance(value, list | str) for item in items for value in (*a[item], *b[item]))
-    unstable_a = [item for item in items if any(value != a[item][0] for value in a[item])]
-    unstable_b = [item for item in items if any(value != b[item][0] for value in b[item])]
+    unstable_a = [item for item in items if not _repeats(a[item])]
+    unstable_b = [item for item in items if not _repeats(b[item])]
     counts = {
         "n_baseline": len(items),
         "n_candidate": len(items),
@@ -40,7 +39,8 @@ def compare_by_item(
         return this.row("regressed", **counts, notes=notes)
     if this.metric.margin == 0 and unstable_a:
         # What the baseline does repeat is still owed.
-        steady = [item for item in items if item not in unstable_a]
+        unsteady = set(unstable_a)
+        steady = [item for item in items if item not in unsteady]
         if lost := [item for item in steady if _worse(a[item], b[item], tokens)]:
             return this.row("regressed", **counts, notes=[f"lost items that the baseline repeats: {_some(lost)}"])
     if tokens and unstable_a:
@@ -126,9 +126,15 @@ def _worse(baseline: Sequence[Value], candidate: Sequence[Value], tokens: bool) 
     return _share(candidate) < _share(baseline)
 
 
+def _repeats(values: Sequence[Value]) -> bool:
+    """Whether all boots read the same."""
+    return values.count(values[0]) == len(values)
+
+
 def _share(values: Sequence[Value]) -> float:
     """Share of boots in which an item was right."""
-    return fmean(value for value in values if isinstance(value, int | float))
+    numbers = [value for value in values if isinstance(value, (int, float))]
+    return math.fsum(numbers) / len(numbers)
 
 
 def _check_shares(metric: str, read: Sequence[tuple[str, Sequence[Value]]]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic.dataclasses import dataclass
 
 from dsbench.by_host import ByHost
 from dsbench.effects import MetricEffects
@@ -256,9 +259,12 @@ class Devices(_OfBoot):
     values: dict[str, Any]
 
 
-class Observation(_OfBoot):
-    """One reading."""
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Observation:
+    """One reading. There may be a million: slots take a tenth of the memory of a model."""
 
+    boot: int
+    attempt: int = 1
     record: Literal["observation"] = "observation"
     metric: str
     value: Whole | Figure | str | list[Whole] | None
@@ -274,6 +280,22 @@ class Observation(_OfBoot):
     """What `value` was made of: readings whose median it is, both counts of a ratio, or p and total variation."""
     text: str | None = None
     """What the engine answered, where a person would want to see it."""
+
+    @classmethod
+    def model_validate(cls, values: Mapping[str, object]) -> Observation:
+        """As of the other records. ValidationError if a field is not what it should be."""
+        return _OBSERVATION.validate_python(values)
+
+    def model_copy(self, *, update: Mapping[str, Any]) -> Observation:
+        """As of the other records."""
+        return replace(self, **update)
+
+    def model_dump(self, *, exclude: Collection[str] = ()) -> dict[str, Any]:
+        """As of the other records."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in exclude}
+
+
+_OBSERVATION = TypeAdapter(Observation)
 
 
 class Check(_OfBoot):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
 import os
 import re
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 
 from dsbench.engines.secrets import redact_object
 from dsbench.errors import InputError, ResultsLost
-from dsbench.records import RECORD, ExperimentVerdict, Plan, Record
+from dsbench.records import RECORD, ExperimentVerdict, Observation, Plan, Record
 
 if TYPE_CHECKING:
     import pandas
@@ -86,17 +87,38 @@ def load_records(folder: Path) -> tuple[list[Record], list[str]]:
     """
     path = folder / RECORDS
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file, _without_collection():
+            return _records(path, file)
     except FileNotFoundError:
         return [], [f"{path} is not there: no boot has run"]
-    *lines, tail = content.split(b"\n")
-    notices = [f"{path}: the last line was torn ({len(tail)} bytes) and is left out"] if tail else []
-    records = []
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Records hold no cycles: to look for some among a million takes longer than to read them."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+def _records(path: Path, lines: Iterable[bytes]) -> tuple[list[Record], list[str]]:
+    """Line by line, so that the text is never in memory as a whole; equal names and tokens are kept once."""
+    keep = object.__setattr__
+    records: list[Record] = []
+    known: dict[str, str] = {}
+    tokens: dict[tuple[int, ...], list[int]] = {}
     checked = False
-    for number, line in enumerate(lines, start=1):
+    for number, whole in enumerate(lines, start=1):
+        line = whole.removesuffix(b"\n")
+        if len(line) == len(whole):  # only the last one can be without its end
+            return records, [f"{path}: the last line was torn ({len(line)} bytes) and is left out"]
         try:
             content, has_checksum = _checked(line)
-            records.append(RECORD.validate_json(content))
+            record = RECORD.validate_json(content)
             if checked and not has_checksum:
                 raise ValueError("it has no checksum, though a line before it has one")
             checked = has_checksum
@@ -105,7 +127,18 @@ def load_records(folder: Path) -> tuple[list[Record], list[str]]:
             raise InputError(f"{path}:{number}: not a record: {problem}; the file was changed by hand?") from None
         except ValueError as error:
             raise InputError(f"{path}:{number}: damaged: {error}; take the file from a copy, or run anew") from None
-    return records, notices
+        if isinstance(record, Observation):
+            keep(record, "metric", known.setdefault(record.metric, record.metric))
+            keep(record, "unit", known.setdefault(record.unit, record.unit))
+            keep(record, "phase", known.setdefault(record.phase, record.phase))
+            if record.item is not None:
+                keep(record, "item", known.setdefault(record.item, record.item))
+            if record.cluster is not None:
+                keep(record, "cluster", known.setdefault(record.cluster, record.cluster))
+            if isinstance(record.value, list):
+                keep(record, "value", tokens.setdefault(tuple(record.value), record.value))
+        records.append(record)
+    return records, []
 
 
 def line_of(content: bytes) -> bytes:
@@ -209,10 +242,17 @@ class RecordWriter:
 
     def _drop_torn_line(self) -> None:
         """What a killed harness left half written was never a record; new lines must not be glued to it."""
-        content = self._path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            print(f"{self._path}: dropped a torn last line of {len(content) - whole} bytes", file=sys.stderr)
+        size = whole = self._file.seek(0, os.SEEK_END)
+        while whole:
+            start = max(0, whole - ROOM)
+            self._file.seek(start)
+            found = self._file.read(whole - start).rfind(b"\n")
+            if found >= 0:
+                whole = start + found + 1
+                break
+            whole = start
+        if whole < size:
+            print(f"{self._path}: dropped a torn last line of {size - whole} bytes", file=sys.stderr)
             self._file.truncate(whole)
 
 
@@ -228,8 +268,6 @@ class Result:
     def observations(self) -> pandas.DataFrame:
         """One row a reading: boot, attempt, arm, block, phase, metric, value, unit, rank, item, cluster, raw, text."""
         import pandas
-
-        from dsbench.records import Observation
 
         planned = {boot.number: boot for boot in self.plan.boots}
         rows = [

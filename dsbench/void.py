@@ -47,7 +47,8 @@ def boots_ended(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
 def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
     """Every planned probe of every measured boot ran, and every boot has the same readings to compare."""
     finished = [boot for boot in boots if boot.ok]
-    seen = {boot.number: _places(boot) for boot in finished}
+    once: dict[frozenset[Place], frozenset[Place]] = {}
+    seen = {boot.number: _places(boot, once) for boot in finished}
     own_items = {metric.key for metric in plan.metrics if metric.own_items}
 
     def among(metric: str, boot: BootEvidence) -> tuple[str, str]:
@@ -63,7 +64,7 @@ def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
         for probe in plan.probes.due(boot.planned.block):
             check = boot.checks.get(probe)
             metrics = plan.probes.metrics(probe)
-            gave = {metric: seen[boot.number].get(metric, set()) for metric in metrics}
+            gave = {metric: seen[boot.number].get(metric, frozenset()) for metric in metrics}
             lacking = [
                 (metric, *place)
                 for metric in sorted(metrics)
@@ -90,8 +91,13 @@ def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
         )
 
 
-def _places(boot: BootEvidence) -> dict[str, set[Place]]:
-    return {metric: {(o.rank, o.item) for o in found} for metric, found in boot.readings.items()}
+def _places(boot: BootEvidence, once: dict[frozenset[Place], frozenset[Place]]) -> dict[str, frozenset[Place]]:
+    """By metric. Boots mostly read the same places: equal sets are kept once, in `once`."""
+    found = {}
+    for metric, readings in boot.readings.items():
+        places = frozenset([(o.rank, o.item) for o in readings])
+        found[metric] = once.setdefault(places, places)
+    return found
 
 
 def _key(metric: str, rank: int | None, item: str | None) -> str:
