@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
-
+from dsbench.engines.bounded_get import get_status
 from dsbench.engines.engine import ReadBack, Running, boot_environment
 from dsbench.engines.read_back import read_back_all
-from dsbench.engines.secrets import authorization
 from dsbench.engines.server import EngineFailed, Ready, Server
 from dsbench.errors import InputError
 from dsbench.records import Arm, Plan
@@ -132,11 +130,7 @@ class RigServer(Server):
         limit = max(0.1, min(seconds, COMMAND_S))
         if self.rig.health:
             return self._run(self.rig.health, limit, "health") == 0
-        try:
-            return httpx.get(f"{self.rig.url}/health", timeout=limit, trust_env=False,
-                             headers=authorization()).status_code == 200  # fmt: skip
-        except httpx.HTTPError:
-            return False
+        return get_status(f"{self.rig.url}/health", limit) == 200
 
     def _run(self, line: Sequence[str], seconds: float, what: str) -> int | None:
         """One command of the rig, to its end; None if it did not end in time. Its output goes to a log of its own."""

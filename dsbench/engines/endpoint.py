@@ -8,16 +8,15 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
-import httpx
-
+from dsbench.engines.bounded_get import get_status
 from dsbench.engines.engine import ReadBack, Running
 from dsbench.engines.read_back import read_back_all
-from dsbench.engines.secrets import authorization
 from dsbench.engines.server import EngineFailed, Ready
 from dsbench.errors import InputError
 from dsbench.records import Arm, Plan
 
 POLL_S = 0.5
+HEALTH_S = 10.0
 
 
 class Endpoint:
@@ -81,8 +80,4 @@ class Visit:
 
 def alive(url: str) -> bool:
     """Whether a server says that it is healthy."""
-    try:
-        answer = httpx.get(f"{url}/health", timeout=10.0, trust_env=False, headers=authorization())
-    except (httpx.HTTPError, httpx.InvalidURL):
-        return False
-    return answer.status_code == 200
+    return get_status(f"{url}/health", HEALTH_S) == 200

@@ -6,14 +6,14 @@ all there is: then the profile is a sample of known rounding, and what it does n
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from dsbench.engines.bounded_get import get_body
 from dsbench.engines.engine import Ranks, ReadBack, Running, read_ranks
-from dsbench.engines.secrets import authorization
 from dsbench.parse.boot_facts import GIB, Boot
 from dsbench.parse.boot_log import read_boots
 from dsbench.parse.lines import read_lines
@@ -59,30 +59,27 @@ def read_back_all(running: Running, arm: Arm, url: str | None) -> ReadBack:
 def ask(url: str) -> dict[str, Any]:
     """Version, model, limits, cache and whether drafts are counted, as told over HTTP; what one lacks is left out."""
     found: dict[str, Any] = {}
-    with httpx.Client(base_url=url, timeout=ASK_S, trust_env=False, headers=authorization()) as client:
-        version = _json(client, "/version")
-        if isinstance(version, dict) and version.get("version"):
-            found["version"] = str(version["version"])
-        models = _json(client, "/v1/models")
-        if isinstance(models, dict) and models.get("data"):
-            found["model"] = models["data"][0].get("id")
-            found["max_model_len"] = models["data"][0].get("max_model_len")
-        try:
-            page = client.get("/metrics")
-            if page.status_code == 200:
-                read = read_page(page.text)
-                found |= _cache_config(read)
-                found["drafts"] = read.total(DRAFTS) is not None
-        except (httpx.HTTPError, ValueError):
-            pass
+    version = _json(f"{url}/version")
+    if isinstance(version, dict) and version.get("version"):
+        found["version"] = str(version["version"])
+    models = _json(f"{url}/v1/models")
+    if isinstance(models, dict) and models.get("data"):
+        found["model"] = models["data"][0].get("id")
+        found["max_model_len"] = models["data"][0].get("max_model_len")
+    page = get_body(f"{url}/metrics", ASK_S)
+    if page is not None:
+        with contextlib.suppress(ValueError):
+            read = read_page(page.decode("utf-8", "replace"))
+            found |= _cache_config(read)
+            found["drafts"] = read.total(DRAFTS) is not None
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _json(client: httpx.Client, path: str) -> Any:
+def _json(url: str) -> Any:
+    body = get_body(url, ASK_S)
     try:
-        answer = client.get(path)
-        return answer.json() if answer.status_code == 200 else None
-    except (httpx.HTTPError, ValueError):
+        return None if body is None else json.loads(body)
+    except (ValueError, RecursionError):
         return None
 
 

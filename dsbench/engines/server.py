@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import httpx
-
+from dsbench.engines.bounded_get import get_status
 from dsbench.engines.secrets import redact
 from dsbench.engines.strays import end_strays
 
@@ -114,18 +113,15 @@ class Server:
         """Wait for ready.json and then for /health. EngineFailed if the process ends or time runs out."""
         deadline = time.monotonic() + deadline_s
         ready: Ready | None = None
-        with httpx.Client(trust_env=False) as client:
-            while (left := deadline - time.monotonic()) > 0:
-                if (code := self.process.poll()) is not None:
-                    raise EngineFailed(f"engine ended with code {code} before it was ready{self.last_words()}")
-                if self.advanced():
-                    deadline = time.monotonic() + deadline_s
-                ready = ready or self.read_ready()
-                if ready:
-                    with contextlib.suppress(httpx.HTTPError):
-                        if client.get(f"{ready.url}/health", timeout=left).status_code == 200:
-                            return ready
-                time.sleep(POLL_S)
+        while (left := deadline - time.monotonic()) > 0:
+            if (code := self.process.poll()) is not None:
+                raise EngineFailed(f"engine ended with code {code} before it was ready{self.last_words()}")
+            if self.advanced():
+                deadline = time.monotonic() + deadline_s
+            ready = ready or self.read_ready()
+            if ready and get_status(f"{ready.url}/health", left) == 200:
+                return ready
+            time.sleep(POLL_S)
         state = "never wrote ready.json" if ready is None else f"did not answer {ready.url}/health"
         raise EngineFailed(f"engine {state} within {deadline_s:g} s{self.last_words()}")
 
