@@ -18,6 +18,8 @@ from impl import tokenizer
 MAX_PROMPTS = 128
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
+MAX_KEYS = 1024
+"""Of any one object in a body."""
 
 
 class ApiError(Exception):
@@ -39,6 +41,11 @@ class Limits:
     model: str
     vocab_size: int
     max_model_len: int
+
+    @property
+    def most_body_bytes(self) -> int:
+        """A character is a token and up to 12 bytes of escapes; the room is for tools and several prompts."""
+        return (1 << 20) + 32 * self.max_model_len
 
 
 def only(neutral: object) -> AfterValidator:
@@ -125,27 +132,45 @@ Body = TypeVar("Body", bound=GenerationBody)
 def parse(kind: type[Body], raw: bytes, limits: Limits) -> Body:
     """The body as `kind`; raises ApiError 400, or 404 for another model."""
     try:
-        values = json.loads(raw)
+        values = json.loads(raw.decode(), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
     try:
-        json.dumps(values, ensure_ascii=False).encode()
+        if b"\\ud" in raw.lower():  # only an escape can be half a pair
+            json.dumps(values, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
         raise ApiError(400, "the body holds text that is not Unicode (half of a surrogate pair)") from None
     if not isinstance(values, dict):
         raise ApiError(400, f"the body must be a JSON object, got {_short(values)}")
+    _check_lengths(values.get("prompt"), limits)
     try:
         body = kind.model_validate(values)
     except ValidationError as error:
         raise _of_validation(error, kind) from error
     if body.model != limits.model:
-        message = f"model '{body.model}' does not exist: this server has '{limits.model}'"
+        name = body.model if len(body.model) <= 60 else f"{body.model[:57]}..."
+        message = f"model '{name}' does not exist: this server has '{limits.model}'"
         raise ApiError(404, message, "model", "model_not_found")
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream true", "stream_options")
     for token in body.stop_token_ids or ():
         _check_id(token, limits, "stop_token_ids")
     return body
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_KEYS:
+        raise ApiError(400, f"an object of the body has {len(pairs)} keys, at most {MAX_KEYS} are taken")
+    return dict(pairs)
+
+
+def _check_lengths(prompt: Any, limits: Limits) -> None:
+    """Refuse too many token ids by their number, before each is looked at."""
+    for ids in [prompt, *prompt[:MAX_PROMPTS]] if isinstance(prompt, list) else ():
+        if isinstance(ids, list) and len(ids) >= max(limits.max_model_len, MAX_PROMPTS + 1):
+            message = f"prompt: {len(ids)} tokens are too long, max_model_len is {limits.max_model_len}"
+            message += " with at least one token to generate"
+            raise ApiError(400, message, "prompt", "context_length_exceeded")
 
 
 def _of_validation(error: ValidationError, kind: type[GenerationBody]) -> ApiError:

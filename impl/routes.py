@@ -51,7 +51,7 @@ class Routes:
     def __init__(self, engine: Engine, limits: Limits, seed: int, max_body_bytes: int) -> None:
         self.engine = engine
         self.limits = limits
-        self.max_body_bytes = max_body_bytes
+        self.max_body_bytes = min(max_body_bytes, limits.most_body_bytes)
         self._seeds = random.Random(seed)
         self._created = int(time.time())
 
@@ -94,13 +94,23 @@ class Routes:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def completions(self, http: HttpRequest) -> Response:
-        body = parse(CompletionBody, await self._read(http), self.limits)
-        prompts = [prompt_ids(prompt, self.limits, "prompt") for prompt in body.prompt]
+        raw = await self._read(http)
+        # In a thread: a long body must not keep other clients waiting.
+        body, prompts = await asyncio.to_thread(self._completion, raw)
         return await self._generate(http, "completion", body, prompts)
 
     async def chat(self, http: HttpRequest) -> Response:
-        body = parse(ChatBody, await self._read(http), self.limits)
-        return await self._generate(http, "chat", body, [chat_ids(body, self.limits)])
+        raw = await self._read(http)
+        body, ids = await asyncio.to_thread(self._chat, raw)
+        return await self._generate(http, "chat", body, [ids])
+
+    def _completion(self, raw: bytes) -> tuple[CompletionBody, list[list[int]]]:
+        body = parse(CompletionBody, raw, self.limits)
+        return body, [prompt_ids(prompt, self.limits, "prompt") for prompt in body.prompt]
+
+    def _chat(self, raw: bytes) -> tuple[ChatBody, list[int]]:
+        body = parse(ChatBody, raw, self.limits)
+        return body, chat_ids(body, self.limits)
 
     async def _read(self, http: HttpRequest) -> bytes:
         """The body, refused once it is known to be too long."""

@@ -285,7 +285,32 @@ def test_wrong_paths_methods_and_sizes_have_the_same_shape(server: Server) -> No
     assert server.client.get("/v1/completions").status_code == 405
     response = server.client.post("/v1/completions", content=b"x" * ((8 << 20) + 1))
     assert response.status_code == 413
-    assert "8388608" in response.json()["error"]["message"]
+    assert "1114112" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (json.dumps({f"k{i}": 0 for i in range(500_000)}), 413),
+        (json.dumps({f"k{i}": 0 for i in range(50_000)}), 400),
+        (json.dumps({"model": "pico", "prompt": [1] * 3_000_000}), 413),
+        (json.dumps({"model": "pico", "prompt": [1] * 300_000}), 400),
+        (json.dumps({"model": "pico", "prompt": [[1] * 300_000]}), 400),
+        (json.dumps({"model": "pico", "prompt": "x" * 7_000_000}), 413),
+        (json.dumps({"model": "pico", "prompt": "x" * 1_000_000}), 400),
+        (json.dumps({"model": "x" * 1_000_000, "prompt": "a"}), 404),
+    ],
+)
+def test_large_bodies_are_refused_in_a_few_words(server: Server, raw: str, status: int) -> None:
+    response = server.client.post("/v1/completions", content=raw)
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert len(response.content) < 400
+
+
+def test_the_longest_prompts_are_taken_in_any_characters(server: Server) -> None:
+    for prompt in ("x" * 2046, "\N{GRINNING FACE}" * 511):
+        assert server.complete(prompt=prompt, max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
 def test_metrics_count_what_was_asked_for(server: Server) -> None:
