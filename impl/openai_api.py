@@ -20,6 +20,8 @@ MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_KEYS = 1024
 """Of any one object in a body."""
+MAX_OBJECTS = 16384
+"""Of a whole body: its checks hold the interpreter for microseconds an object, also in a thread."""
 
 
 class ApiError(Exception):
@@ -132,7 +134,7 @@ Body = TypeVar("Body", bound=GenerationBody)
 def parse(kind: type[Body], raw: bytes, limits: Limits) -> Body:
     """The body as `kind`; raises ApiError 400, or 404 for another model."""
     try:
-        values = json.loads(raw.decode(), object_pairs_hook=_object)
+        values = json.loads(raw.decode(), object_pairs_hook=_Objects())
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
     try:
@@ -158,16 +160,25 @@ def parse(kind: type[Body], raw: bytes, limits: Limits) -> Body:
     return body
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) > MAX_KEYS:
-        raise ApiError(400, f"an object of the body has {len(pairs)} keys, at most {MAX_KEYS} are taken")
-    return dict(pairs)
+class _Objects:
+    """Makes the objects of one body, up to so many."""
+
+    def __init__(self) -> None:
+        self._made = 0
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._made += 1
+        if len(pairs) > MAX_KEYS:
+            raise ApiError(400, f"an object of the body has {len(pairs)} keys, at most {MAX_KEYS} are taken")
+        if self._made > MAX_OBJECTS:
+            raise ApiError(400, f"the body has more than {MAX_OBJECTS} objects")
+        return dict(pairs)
 
 
 def _check_lengths(prompt: Any, limits: Limits) -> None:
     """Refuse too many token ids by their number, before each is looked at."""
     for ids in [prompt, *prompt[:MAX_PROMPTS]] if isinstance(prompt, list) else ():
-        if isinstance(ids, list) and len(ids) >= max(limits.max_model_len, MAX_PROMPTS + 1):
+        if isinstance(ids, list) and ids and _is_id(ids[0]) and len(ids) >= max(limits.max_model_len, MAX_PROMPTS + 1):
             message = f"prompt: {len(ids)} tokens are too long, max_model_len is {limits.max_model_len}"
             message += " with at least one token to generate"
             raise ApiError(400, message, "prompt", "context_length_exceeded")

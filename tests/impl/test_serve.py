@@ -291,6 +291,8 @@ def test_wrong_paths_methods_and_sizes_have_the_same_shape(server: Server) -> No
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
+        (json.dumps({"model": "pico", "prompt": [{}] * 200_000}), 400),
+        (json.dumps({"model": "pico", "prompt": [[1]] * 180_000}), 400),
         (json.dumps({f"k{i}": 0 for i in range(500_000)}), 413),
         (json.dumps({f"k{i}": 0 for i in range(50_000)}), 400),
         (json.dumps({"model": "pico", "prompt": [1] * 3_000_000}), 413),
