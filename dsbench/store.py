@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from dsbench.engines.secrets import redact_object
 from dsbench.errors import InputError, ResultsLost
@@ -27,8 +27,13 @@ if TYPE_CHECKING:
 
 PLAN, RECORDS, VERDICTS, BOOTS = "plan.json", "records.jsonl", "verdicts.json", "boots"
 ROOM = 64 * 1024
-_CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"}\Z')
+_CHECKSUM = re.compile(rb',"crc32":"[0-9a-f]{8}"}\Z')
 """Last member of a record's line: CRC-32 of the line without it."""
+CHECKSUM_BYTES = 20
+CHECKSUM_BEGINS = b',"crc32":"'
+AT_ONCE = 1 << 20
+"""Bytes of records that are read together."""
+_RECORDS: TypeAdapter[list[Record]] = TypeAdapter(list[Annotated[Record, Field(discriminator="record")]])
 
 
 def write_text(path: Path, text: str) -> None:
@@ -95,29 +100,61 @@ def load_records(folder: Path) -> tuple[list[Record], list[str]]:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """Records hold no cycles: to look for some among a million takes longer than to read them."""
+    """Records hold no cycles: to look for some among a million, now or later, takes longer than to read them."""
     on = gc.isenabled()
     gc.disable()
     try:
         yield
+        gc.freeze()
     finally:
         if on:
             gc.enable()
 
 
-def _records(path: Path, lines: Iterable[bytes]) -> tuple[list[Record], list[str]]:
-    """Line by line, so that the text is never in memory as a whole; equal names and tokens are kept once."""
-    keep = object.__setattr__
+def _records(path: Path, file: BinaryIO) -> tuple[list[Record], list[str]]:
+    """Some lines at a time, so that the text is never in memory as a whole; equal names and tokens are kept once."""
     records: list[Record] = []
     known: dict[str, str] = {}
     tokens: dict[tuple[int, ...], list[int]] = {}
-    checked = False
-    for number, whole in enumerate(lines, start=1):
-        line = whole.removesuffix(b"\n")
-        if len(line) == len(whole):  # only the last one can be without its end
-            return records, [f"{path}: the last line was torn ({len(line)} bytes) and is left out"]
+    number, checked = 0, False
+    while lines := file.readlines(AT_ONCE):
+        torn = lines.pop() if not lines[-1].endswith(b"\n") else b""  # only the last one can be without its end
+        found = _sound(lines)
+        if found is None:
+            found, checked = _one_by_one(path, lines, number, checked)
+        else:
+            checked = True
+        number += len(lines)
+        for record in found:
+            if isinstance(record, Observation):
+                _share(record, known, tokens)
+        records += found
+        if torn:
+            return records, [f"{path}: the last line was torn ({len(torn)} bytes) and is left out"]
+    return records, []
+
+
+def _sound(lines: list[bytes]) -> list[Record] | None:
+    """The records of lines that all have a right checksum, read together; None where something is wrong with one."""
+    bodies = []
+    try:
+        for line in lines:
+            body = line[: -CHECKSUM_BYTES - 1]
+            if line[len(body) : -11] != CHECKSUM_BEGINS or zlib.crc32(b"}", zlib.crc32(body)) != int(line[-11:-3], 16):
+                return None
+            bodies.append(body)
+        found = _RECORDS.validate_json(b"[" + b"},".join(bodies) + b"}]") if bodies else []
+    except ValueError:
+        return None
+    return found if len(found) == len(lines) else None
+
+
+def _one_by_one(path: Path, lines: list[bytes], before: int, checked: bool) -> tuple[list[Record], bool]:
+    """Records of the lines after line `before`; whether the last one had a checksum. InputError names a bad line."""
+    records: list[Record] = []
+    for number, whole in enumerate(lines, start=before + 1):
         try:
-            content, has_checksum = _checked(line)
+            content, has_checksum = _checked(whole.removesuffix(b"\n"))
             record = RECORD.validate_json(content)
             if checked and not has_checksum:
                 raise ValueError("it has no checksum, though a line before it has one")
@@ -127,18 +164,17 @@ def _records(path: Path, lines: Iterable[bytes]) -> tuple[list[Record], list[str
             raise InputError(f"{path}:{number}: not a record: {problem}; the file was changed by hand?") from None
         except ValueError as error:
             raise InputError(f"{path}:{number}: damaged: {error}; take the file from a copy, or run anew") from None
-        if isinstance(record, Observation):
-            keep(record, "metric", known.setdefault(record.metric, record.metric))
-            keep(record, "unit", known.setdefault(record.unit, record.unit))
-            keep(record, "phase", known.setdefault(record.phase, record.phase))
-            if record.item is not None:
-                keep(record, "item", known.setdefault(record.item, record.item))
-            if record.cluster is not None:
-                keep(record, "cluster", known.setdefault(record.cluster, record.cluster))
-            if isinstance(record.value, list):
-                keep(record, "value", tokens.setdefault(tuple(record.value), record.value))
         records.append(record)
-    return records, []
+    return records, checked
+
+
+def _share(record: Observation, known: dict[str, str], tokens: dict[tuple[int, ...], list[int]]) -> None:
+    """Let it hold the item, cluster and tokens that an equal one holds; units and such the parser keeps only once."""
+    for field, name in (("item", record.item), ("cluster", record.cluster)):
+        if name is not None and (kept := known.setdefault(name, name)) is not name:
+            object.__setattr__(record, field, kept)
+    if isinstance(record.value, list):
+        object.__setattr__(record, "value", tokens.setdefault(tuple(record.value), record.value))
 
 
 def line_of(content: bytes) -> bytes:
@@ -148,11 +184,10 @@ def line_of(content: bytes) -> bytes:
 
 def _checked(line: bytes) -> tuple[bytes, bool]:
     """A line without its checksum, and whether it had one. ValueError if they disagree."""
-    found = _CHECKSUM.search(line, max(0, len(line) - 24))
-    if not found:
+    if not _CHECKSUM.match(line, max(0, len(line) - CHECKSUM_BYTES)):
         return line, False
-    content = line[: found.start()] + b"}"
-    if zlib.crc32(content) != int(found[1], 16):
+    content = line[:-CHECKSUM_BYTES] + b"}"
+    if zlib.crc32(content) != int(line[-10:-2], 16):
         raise ValueError("its checksum is not that of its text")
     return content, True
 
