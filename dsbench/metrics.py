@@ -171,7 +171,7 @@ def metric(key: str) -> Metric:
         member = key.removeprefix(stem)
         if star and key.startswith(stem) and member.isdigit():
             return family.model_copy(update={"key": key, "summary": family.summary.replace("*", member)})
-    near = difflib.get_close_matches(key, REGISTRY, n=2, cutoff=0.5)
+    near = difflib.get_close_matches(key[:100], REGISTRY, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(REGISTRY)}"
     raise InputError(f"unknown metric '{key}': {hint}")
 
@@ -180,6 +180,6 @@ def check_pattern(pattern: str) -> None:
     """InputError unless a pattern such as `decode.tps.*` or `kv.blocks` can match a registered metric."""
     stem = pattern.rstrip("*").rstrip("0123456789")
     if not any(key.startswith(stem) for key in REGISTRY) or (pattern == stem and pattern not in REGISTRY):
-        near = difflib.get_close_matches(pattern, REGISTRY, n=2, cutoff=0.5)
+        near = difflib.get_close_matches(pattern[:100], REGISTRY, n=2, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(REGISTRY)}"
         raise InputError(f"matches no metric: '{pattern}'; {hint}")

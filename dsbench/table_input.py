@@ -20,6 +20,8 @@ MOST = 20_000
 """Readings in one list; nobody starts an engine so often."""
 Repeats = Annotated[list[Number], Field(min_length=1, max_length=MOST)]
 CacheState = Literal["cold", "warm", "unknown"]
+LONGEST_KEY = 100
+"""Characters of an unknown key that are compared with known ones: each one costs time."""
 DEEPEST = 64
 """Levels of objects and lists in a file; no input needs more than a few."""
 KINDS: dict[str, tuple[type, ...]] = {
@@ -250,7 +252,7 @@ def _explain(error: ValidationError, content: Any) -> str:
     where = ".".join(str(part) for part in path)
     message = str(first["msg"]).removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(path[-1]), _keys(path), n=2, cutoff=0.5)
+        near = difflib.get_close_matches(str(path[-1])[:LONGEST_KEY], _keys(path), n=2, cutoff=0.5)
         message = f"unknown key; {'did you mean ' + ' or '.join(near) if near else 'known: ' + ', '.join(_keys(path))}"
     elif first["type"] == "missing":
         message = "is missing"

@@ -1,5 +1,6 @@
 """The shortest inputs of what `dsbench selftest --fuzz` found: each crashed a reader, or kept it busy."""
 
+import difflib
 import json
 
 import pytest
@@ -171,3 +172,15 @@ def test_a_long_reply_is_looked_at_in_a_moment():
     assert incoherence("word, " * 1_000_000) is None
     assert incoherence("x" * 50 + "yz" * 25) == "repetition"
     assert incoherence("yz" * 26 + "x" * 50) is None
+
+
+def test_a_long_unknown_key_is_not_compared_whole(tmp_path, monkeypatch):
+    compared = []
+    real = difflib.get_close_matches
+    monkeypatch.setattr(
+        difflib, "get_close_matches", lambda word, *a, **k: compared.append(word) or real(word, *a, **k)
+    )
+    (tmp_path / "table.json").write_text(json.dumps({"metricks" + "a" * 100_000: 1}))
+    with pytest.raises(InputError, match="unknown key"):
+        load_table(tmp_path / "table.json")
+    assert [len(word) for word in compared] == [100]

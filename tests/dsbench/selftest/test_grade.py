@@ -32,7 +32,7 @@ UNPLANTED = {
     "foreign-process": "takes a GPU and another process on it",
     "not-run": "a second net: readings are missing only where a check or a boot is, which is said first",
 }
-"""Codes that no plant can give here, and why; tests/dsbench/test_void.py, test_judge.py and test_by_host.py show that they are given."""
+"""Codes that no plant can give here, and why; test_void.py, test_judge.py and test_by_host.py show that they come."""
 
 
 def nothing(*_: object) -> Iterator[None]:
