@@ -18,6 +18,8 @@ from dsbench.json_text import opens, read_json
 Number = Annotated[float, Field(allow_inf_nan=False)]
 MOST = 20_000
 """Readings in one list; nobody starts an engine so often."""
+MOST_ITEMS = 1_000_000_000
+"""Items of an arm; the exact test of far larger totals does not end."""
 Repeats = Annotated[list[Number], Field(min_length=1, max_length=MOST)]
 CacheState = Literal["cold", "warm", "unknown"]
 LONGEST_KEY = 100
@@ -53,7 +55,7 @@ class TableArm(BaseModel):
     """Cache state of each boot; cold boots are left out."""
     logs: list[str] | None = None
     """Log of each boot; no two boots share one."""
-    n_items: int | None = Field(default=None, gt=0)
+    n_items: int | None = Field(default=None, gt=0, le=MOST_ITEMS)
 
     @model_validator(mode="after")
     def _lengths(self) -> TableArm:
@@ -126,7 +128,7 @@ class Table(_Part):
     """A value for all arms, or an object by arm, build or step; the latter must agree unless declared."""
     declared: list[str] = []
     """Conditions and settings in which the arms are meant to differ."""
-    n_items: int | None = Field(default=None, gt=0)
+    n_items: int | None = Field(default=None, gt=0, le=MOST_ITEMS)
     noise_floor_gib: Number | None = Field(default=None, ge=0)
     noise_model: str | None = None
     """`exact: ...` for a quantity that repeats to the byte; it has to say that repeats were identical."""

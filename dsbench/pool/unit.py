@@ -56,11 +56,13 @@ def run_unit(unit: Plan, node: str, harness: Sequence[str] = HARNESS) -> Iterato
         )
     try:
         yield from _told(unit, place, child)
-        yield Ended(child.wait(), _last_line(place / "harness.log") if child.returncode else "")
+        ended = Ended(child.wait(), _last_line(place / "harness.log") if child.returncode else "")
     finally:
         _end(child, unit.timeouts.stop + SPARE_S)
         end_strays(place)
         shutil.rmtree(place, ignore_errors=True)
+    # Last of all: whoever hears it may begin the next unit here, in the same place.
+    yield ended
 
 
 def _told(unit: Plan, place: Path, child: subprocess.Popen[bytes]) -> Iterator[Message]:

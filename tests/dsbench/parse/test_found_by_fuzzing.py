@@ -184,3 +184,11 @@ def test_a_long_unknown_key_is_not_compared_whole(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="unknown key"):
         load_table(tmp_path / "table.json")
     assert [len(word) for word in compared] == [100]
+
+
+def test_totals_beyond_an_exact_test_are_refused(tmp_path):
+    arms = {"A": {"runs": [0.96], "n_items": 10**15}, "B": {"runs": [0.95], "n_items": 1319}}
+    table = {"metric": "gsm8k", "unit": "fraction", "higher_is_better": True, "replicate": "run", "alpha": 0.05}
+    (tmp_path / "table.json").write_text(json.dumps({**table, "arms": arms, "conditions": {}}))
+    with pytest.raises(InputError, match=r"n_items: .*1000000000"):
+        load_table(tmp_path / "table.json")

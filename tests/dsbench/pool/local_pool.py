@@ -52,7 +52,13 @@ class LocalPool:
             return None
 
     def _run(self, node, unit):
-        messages = run_unit(unit, node.id, self._harness)
+        try:
+            self._tell(node, run_unit(unit, node.id, self._harness))
+        except BaseException as error:
+            self._told.put((node, Lost(repr(error))))
+            raise
+
+    def _tell(self, node, messages):
         for message in messages:
             if node.id in self._dead:
                 break
