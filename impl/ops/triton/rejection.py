@@ -342,7 +342,11 @@ def rejection_sample(
     return output
 
 
-OPERATIONS: Mapping[str, Callable[..., Any]] = {"rejection": rejection_sample}
+def _rejection(**given: Any) -> Any:
+    return rejection_sample(**given)
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {"rejection": _rejection}
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "rejection": [{"block": b, "resample_block": r, "warps": w}
                   for b, r, w in ((4096, 1024, 8), (8192, 1024, 8), (2048, 1024, 4), (8192, 2048, 16))],
