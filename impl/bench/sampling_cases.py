@@ -80,9 +80,18 @@ def _vllm_round(i: Inputs) -> Outputs:
 
     # vLLM takes logits that are divided by the temperature already, and leaves -1 out.
     tokens, n_sampled = rejection_sample(
-        i["target"].flatten(0, 1), i["draft"], i["drafted"], i["starts"], i["row_positions"], i["each"], i["expanded"],
-        i["place"], i["temperature"], i["seeds"], i["drafts"].shape[1],
-    )  # fmt: skip
+        target_logits=i["target"].flatten(0, 1),
+        draft_logits=i["draft"],
+        draft_sampled=i["drafted"],
+        cu_num_logits=i["starts"],
+        pos=i["row_positions"],
+        idx_mapping=i["each"],
+        expanded_idx_mapping=i["expanded"],
+        expanded_local_pos=i["place"],
+        temperature=i["temperature"],
+        seed=i["seeds"],
+        num_speculative_steps=i["drafts"].shape[1],
+    )
     return tokens, n_sampled
 
 
