@@ -9,7 +9,9 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -39,6 +41,8 @@ from impl.openai_sampling import sampling_params
 
 log = logging.getLogger("impl.routes")
 
+T = TypeVar("T")
+
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions; a chat may fill the context."""
 
@@ -54,6 +58,8 @@ class Routes:
         self.max_body_bytes = min(max_body_bytes, limits.most_body_bytes)
         self._seeds = random.Random(seed)
         self._created = int(time.time())
+        # One thread: reading bodies side by side is no faster, and the threads of a server stay as many as they were.
+        self._reader = ThreadPoolExecutor(1, "bodies")
 
     def app(self, lifespan: Lifespan) -> Starlette:
         return Starlette(
@@ -95,14 +101,17 @@ class Routes:
 
     async def completions(self, http: HttpRequest) -> Response:
         raw = await self._read(http)
-        # In a thread: a long body must not keep other clients waiting.
-        body, prompts = await asyncio.to_thread(self._completion, raw)
+        body, prompts = await self._apart(self._completion, raw)
         return await self._generate(http, "completion", body, prompts)
 
     async def chat(self, http: HttpRequest) -> Response:
         raw = await self._read(http)
-        body, ids = await asyncio.to_thread(self._chat, raw)
+        body, ids = await self._apart(self._chat, raw)
         return await self._generate(http, "chat", body, [ids])
+
+    async def _apart(self, read: Callable[[bytes], T], raw: bytes) -> T:
+        """In the reader's thread: a long body must not keep other clients waiting."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, read, raw)
 
     def _completion(self, raw: bytes) -> tuple[CompletionBody, list[list[int]]]:
         body = parse(CompletionBody, raw, self.limits)
