@@ -92,20 +92,19 @@ def load_records(folder: Path) -> tuple[list[Record], list[str]]:
     """
     path = folder / RECORDS
     try:
-        with path.open("rb") as file, _without_collection():
+        with path.open("rb") as file, without_collection():
             return _records(path, file)
     except FileNotFoundError:
         return [], [f"{path} is not there: no boot has run"]
 
 
 @contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Records hold no cycles: to look for some among a million, now or later, takes longer than to read them."""
+def without_collection() -> Iterator[None]:
+    """Records hold no cycles: to look for some among a million takes longer than to read or judge them."""
     on = gc.isenabled()
     gc.disable()
     try:
         yield
-        gc.freeze()
     finally:
         if on:
             gc.enable()

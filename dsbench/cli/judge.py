@@ -54,14 +54,15 @@ def _judge_result(result: str, out: Path, as_json: bool) -> int:
     from dsbench.errors import InputError
     from dsbench.judge import judge as judge_records
     from dsbench.report.table import print_report
-    from dsbench.store import load_plan, load_records, load_verdict, resolve, save_verdict
+    from dsbench.store import load_plan, load_records, load_verdict, resolve, save_verdict, without_collection
 
     folder = resolve(result, out)
     plan = load_plan(folder)
-    records, notices = load_records(folder)
+    with without_collection():
+        records, notices = load_records(folder)
+        verdict = judge_records(plan, records)
     for notice in notices:
         click.echo(notice, err=True)
-    verdict = judge_records(plan, records)
     try:
         stored = load_verdict(folder)
     except InputError as error:

@@ -51,6 +51,16 @@ def exact_rows(verdict):
     return [(row.arm, row.metric, row.word, row.baseline, row.candidate, row.delta) for row in verdict.rows]
 
 
+def test_the_end_of_a_unit_is_told_when_its_place_is_free(pooled, monkeypatch, tmp_path):
+    """Whoever hears it may begin the next unit there at once."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "places"))
+    plan, _ = pooled(blocks=1)
+    for message in run_unit(plan, "a", FAKE):
+        places = list((tmp_path / "places").glob(f"*/{plan.id}-a"))
+        assert len(places) == (0 if isinstance(message, Ended) else 1)
+    assert isinstance(message, Ended)
+
+
 def test_blocks_are_whole_and_the_verdict_is_that_of_one_machine(pooled, fake, make_plan, tmp_path):
     plan, folder = pooled(blocks=4)
     records = run(plan, folder)
