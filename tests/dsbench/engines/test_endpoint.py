@@ -1,5 +1,6 @@
 """Servers that run already: visited, and left as they were found."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from dsbench import records as r
 from dsbench import store
+from dsbench.engines.endpoint import alive
 from dsbench.errors import InputError
 from dsbench.execute import execute
 from dsbench.served import read_served
@@ -28,13 +30,14 @@ def server(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DSBENCH_BOOT_DIR": str(tmp_path)}
     line = [sys.executable, str(ROOT / "tests/dsbench/fake_engine.py"), "--dims", "pico"]
     process = subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    import json
-
     ready = tmp_path / "ready.json"
     deadline = time.monotonic() + 30
     while not ready.is_file() and time.monotonic() < deadline:
         time.sleep(0.05)
-    yield f"http://127.0.0.1:{json.loads(ready.read_text())['port']}", process
+    url = f"http://127.0.0.1:{json.loads(ready.read_text())['port']}"
+    while not alive(url) and time.monotonic() < deadline:  # its file comes before it listens
+        time.sleep(0.05)
+    yield url, process
     process.terminate()
     process.wait()
 
