@@ -91,8 +91,9 @@ def test_a_result_of_a_pool_has_the_form_of_any_other(pooled):
         }  # fmt: skip
     lines = (folder / "records.jsonl").read_bytes().splitlines()
     assert [record_of(line) for line in lines] == records
+    line = next(line for line in lines if b'"record":"conditions"' in line)  # nodes take turns as they come
     with pytest.raises(ValueError, match="checksum is not that"):
-        record_of(lines[3].replace(b"conditions", b"Conditions"))
+        record_of(line.replace(b"conditions", b"Conditions"))
     with pytest.raises(ValueError, match="no checksum"):
         record_of(b"{}")
 
