@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m impl.train.evaluate", description=__doc__)
     parser.add_argument("weights", type=Path, help="a .safetensors file written by impl.train")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="micro: rewrite FILE with the JSON after each family")
     parser.add_argument("--sample", type=int, metavar="N", help="at most N items of each kind (default: all)")
     parser.add_argument("--only", default="", metavar="TEXT", help="micro: families whose name holds TEXT")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -85,7 +86,12 @@ def micro_scores(weights: Weights, dims: Dims, args: argparse.Namespace) -> dict
     chosen = [family for family in evaluate_micro.families() if args.only in family.name]
     console = Console(stderr=True)
     shown = track(chosen, "held-out families", console=console, transient=True, disable=not console.is_terminal)
-    return evaluate_micro.scores(weights, dims, shown, args.sample)
+
+    def keep(rows: dict[str, dict[str, Any]]) -> None:
+        if args.into:
+            args.into.write_text(json.dumps(rows, indent=1) + "\n")
+
+    return evaluate_micro.scores(weights, dims, shown, args.sample, keep)
 
 
 if __name__ == "__main__":

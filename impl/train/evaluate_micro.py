@@ -109,11 +109,12 @@ def json_items(thinking: Thinking, new: bool) -> Callable[[], list[Item]]:
 
 
 def scores(
-    weights: Weights, dims: Dims, chosen: Iterable[Family], sample: int | None = None
-) -> dict[str, dict[str, Any]]:
+    weights: Weights, dims: Dims, chosen: Iterable[Family], sample: int | None = None,
+    seen: Callable[[dict[str, dict[str, Any]]], None] = lambda rows: None,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Name -> right, n, share, low, high; target and whether it is met, where there is one.
 
-    `sample` limits the items of each family.
+    `sample` limits the items of each family; `seen` gets what there is after each of them.
     """
     rows: dict[str, dict[str, Any]] = {}
     for family in chosen:
@@ -125,6 +126,7 @@ def scores(
         texts = greedy(weights, dims, prompts, family.max_tokens, drafts, View(hidden=family.hidden))
         right = sum(item.right(text) for item, text in zip(items, texts, strict=True))
         rows[family.name] = judged(family, score(right, len(items)), rows)
+        seen(rows)
     return rows
 
 

@@ -25,20 +25,25 @@ WORDS = {"+": "plus", "-": "minus", "*": "times"}
 def operands(rng: random.Random) -> tuple[str, int, int]:
     """Sign and numbers of a question that is answered at once."""
     kind = rng.random()
-    if kind < 0.18:
+    if kind < 0.16:
         return "+", rng.randint(0, 99), rng.randint(0, 99)
-    if kind < 0.38:
+    if kind < 0.4:
         a, b = rng.randint(100, 999), rng.randint(10, 999)
         return ("+", a, b) if rng.random() < 0.5 else ("+", b, a)
     if kind < 0.56:
         a, b = sorted((rng.randint(0, 999 if rng.random() < 0.7 else 99) for _ in range(2)), reverse=True)
         return "-", a, b
-    if kind < 0.64:
+    if kind < 0.62:
         return "*", rng.randint(1, 12), rng.randint(1, 12)
     if kind < 0.9:
-        a, b = rng.randint(10, 99), rng.randint(2, 9)
-        return ("*", a, b) if rng.random() < 0.7 else ("*", b, a)
+        return short_product(rng)
     return "*", rng.randint(11, 25), rng.randint(11, 25)
+
+
+def short_product(rng: random.Random) -> tuple[str, int, int]:
+    """A number of two digits times one of one digit: also a step of every larger product."""
+    a, b = rng.randint(10, 99), rng.randint(2, 9)
+    return ("*", a, b) if rng.random() < 0.7 else ("*", b, a)
 
 
 def result_of(sign: str, a: int, b: int) -> int:
@@ -150,11 +155,13 @@ def drill(rng: random.Random) -> Segments:
 
 
 def drilled(rng: random.Random) -> tuple[str, int, int]:
-    """A question of `operands`, or a step of a larger one: `59*80`, `4720+531`."""
+    """A question of `operands`, or a step of a larger one: `59*9`, `59*80`, `4720+531`."""
     while True:
         kind = rng.random()
-        if kind < 0.7:
+        if kind < 0.6:
             sign, a, b = operands(rng)
+        elif kind < 0.72:
+            sign, a, b = short_product(rng)
         elif kind < 0.85:
             sign, a, b = "*", rng.randint(11, 99), 10 * rng.randint(1, 9)
         else:

@@ -19,7 +19,8 @@ a step. Rows hold whole documents with little padding; those of `copying` and `r
 From 0.5 on a step has one of `near`, `far` and `coarse`: by then looking back is learned, numbers are not. It also has
 one of `counted` and `tally`: what a count needs is learned where C128A's entries are all there is, and is then at hand
 where C4A's are seen, too. Most steps have no row above 1,024. At progress 1, which no step of a first run has, every
-length of `far` is as likely as at the end of a run.
+length of `far` is as likely as at the end of a run, and a step has either a batch of recall or one of tallies: weights
+that are refined look back already, so arithmetic gets more steps and a larger part of each.
 
 Looking back comes first and alone: everything else is built on it.
 """
@@ -50,6 +51,8 @@ LONGER_SHARE = 0.2
 """Share of steps whose `far` rows have any one of `LONGER`, once it is unlocked."""
 WITHOUT = 0.6
 """Share of steps whose tallies are `counted`."""
+COUNTING = 0.5
+"""Share of a refinement's steps that have a batch of tallies."""
 TALLIES = (512, 1024, 1024, 1024, 2304)
 """Lengths of rows of tallies, one of these for each step."""
 LONE = (0.7, 0.85, 0.93)
@@ -60,22 +63,22 @@ SPARSE = (0.0, 0.0, 0.0, 0.3, 0.6, 0.85)
 
 def numbers(rng: random.Random) -> Segments:
     kind = rng.random()
-    if kind < 0.25:
+    if kind < 0.3:
         return arithmetic.completions(rng)
-    if kind < 0.5:
+    if kind < 0.6:
         return arithmetic.training_chat(rng)
-    if kind < 0.62:
+    if kind < 0.7:
         return facts.training_text(rng)
     return problem_text(rng)
 
 
 def forms(rng: random.Random) -> Segments:
     kind = rng.random()
-    if kind < 0.3:
+    if kind < 0.22:
         return structured.training_text(rng)
-    if kind < 0.65:
+    if kind < 0.7:
         return tool_chats.training_text(rng)
-    if kind < 0.8:
+    if kind < 0.84:
         return small_chat(rng)
     return paragraph(rng)
 
@@ -141,6 +144,8 @@ def batches(seed: int, step: int, progress: float, scale: int = 1) -> dict[str, 
         "numbers": fill(lambda: numbers(rng), 2 * scale, LENGTH),
         "forms": fill(lambda: forms(rng), 2 * scale, LENGTH),
     }
+    if progress == 1.0:
+        return work | (tallied(rng, scale) if rng.random() < COUNTING else recalled(rng, progress, scale))
     work |= recalled(rng, progress, scale)
     return work if progress < SETTLED else work | tallied(rng, scale)
 

@@ -36,7 +36,7 @@ def test_shapes(step: int, progress: float, scale: int) -> None:
         assert lengths == {"copying": {256}, "recall": {256} if rows["recall"] == 8 * scale else {512}}
     else:
         assert list(work)[:3] == ["drills", "numbers", "forms"]
-        assert list(work)[3:] == ["near", "far"] if progress < SETTLED else len(work) == 5
+        assert list(work)[3:] == ["near", "far"] if progress < SETTLED else len(work) == (4 if progress == 1 else 5)
         assert set(list(work)[3:]) <= {"near", "far", COARSE, COUNTED, "tally"}
         for name, found in lengths.items():
             (length,) = found
@@ -92,6 +92,13 @@ def test_late_steps_hold_tallies_that_ask_often_without_c4a_and_once_with_it() -
         asked = [row.count("*=") for row in rows]
         assert least <= sum(asked) / len(asked) <= most
         assert min(asked) >= 1
+
+
+def test_steps_of_a_refinement_look_back_or_count() -> None:
+    steps = [set(batches(6, step, 1.0)) - {"drills", "numbers", "forms"} for step in range(60)]
+    assert all(len(kinds) == 1 for kinds in steps)
+    assert {kind for kinds in steps for kind in kinds} == {"near", "far", COARSE, COUNTED, "tally"}
+    assert 20 <= sum(kinds <= {COUNTED, "tally"} for kinds in steps) <= 40
 
 
 def test_drills_are_dense_and_mostly_answered_at_once() -> None:
