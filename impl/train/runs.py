@@ -73,7 +73,7 @@ class State:
 
 def state_of(start: Mapping[str, Tensor], settings: Run, device: str) -> State:
     """Weights and a fresh optimizer; vectors and router biases take no weight decay, the biases no gradient."""
-    weights = {name: t.to(device) for name, t in start.items()}
+    weights = {name: start[name].to(device) for name in sorted(start)}  # a checkpoint's moments go by this order
     matrices: list[Tensor] = []
     vectors: list[Tensor] = []
     for name, tensor in weights.items():

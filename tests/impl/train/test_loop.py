@@ -49,6 +49,18 @@ def test_resumed_equals_uninterrupted(tiny: Dims, tmp_path: Path) -> None:
     assert torch.equal(whole["layers.0.moe.tid2eid"], start["layers.0.moe.tid2eid"])
 
 
+def test_a_refinement_resumes_whatever_order_its_weights_came_in(tiny: Dims, tmp_path: Path) -> None:
+    start = dict(sorted(loop.initial_weights(tiny, 5).items(), reverse=True))
+    settings = Settings(steps=3, seed=6, warmup_steps=2)
+    state = loop.new_state(tiny, settings, "cpu", start)
+    loop.train(state, tiny, settings, tmp_path, lambda report: None, call=Call(steps=2))
+    again = loop.load_checkpoint(tmp_path / "checkpoint.pt", tiny, settings, "cpu")
+    for name, tensor in state.weights.items():
+        if tensor.requires_grad:
+            kept, moment = (of.optimizer.state[of.weights[name]]["exp_avg"] for of in (again, state))
+            assert torch.equal(kept, moment), name
+
+
 def rows(step: int) -> Rows:
     """Two short rows of a step."""
     ids = np.random.default_rng(step).integers(0, 100, (2, 49)).astype(np.int16)
