@@ -6,8 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from impl.dims import SHAPES
+from impl.dims import SHAPES, Dims
+from impl.projection import beside
+from impl.projection.config import dims_of_config
 from impl.projection.ladder import APART, ORDER, Ladder, ladder
 from impl.projection.rank import PLATFORMS, TENSOR_PARALLEL, Rank
 from impl.projection.record import PHASES, ArmProjection, Step
@@ -19,9 +23,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m impl.projection", description=__doc__)
     parser.add_argument("--platform", choices=PLATFORMS, default="sm120", help="whose attention kernels pad queries")
     parser.add_argument("--tp", type=int, choices=TENSOR_PARALLEL, default=2, help="tensor-parallel ranks")
-    parser.add_argument("--dims", choices=list(SHAPES), default="flash", help="model shape")
+    parser.add_argument(
+        "--beside-tp", type=int, choices=TENSOR_PARALLEL, metavar="N", help="show figures of that many ranks beside it"
+    )
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--dims", choices=list(SHAPES), default="flash", help="model shape")
+    shape.add_argument("--config", type=Path, metavar="FILE", help="shape of a served model, from its config.json")
     parser.add_argument("-T", "--max-num-batched-tokens", type=int, metavar="N", help="tokens one step may process")
     parser.add_argument("--max-model-len", type=int, metavar="N", help="longest request in tokens")
+    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="requests one step may hold")
     parser.add_argument("--experts", choices=["fp4", "fp8"], default="fp4", help="how routed experts are stored")
     parser.add_argument(
         "-t", "--toggle", action="append", metavar="NAME", help="toggle to project; repeat for several (default: all)"
@@ -30,21 +40,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--progress", action="store_true", help="report 'DONE/ALL' on stderr after each arm")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
-    changes = {"max_num_batched_tokens": args.max_num_batched_tokens, "max_model_len": args.max_model_len}
+    progress = _report if args.progress else None
     try:
-        for name, value in [*changes.items(), ("workers", args.workers)]:
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-        dims = SHAPES[args.dims].with_changes(**{name: value for name, value in changes.items() if value is not None})
-        rank = Rank(dims, args.platform, args.tp)
-        found = ladder(
-            rank, args.toggle or (*ORDER, *APART), args.experts, args.workers, _report if args.progress else None
-        )
+        rank = Rank(_dims(args), args.platform, args.tp)
+        other = replace(rank, tp=args.beside_tp) if args.beside_tp is not None else None
+        toggles = args.toggle or (*ORDER, *APART)
+        found = ladder(rank, toggles, args.experts, args.workers, progress)
+        against = ladder(other, toggles, args.experts, args.workers, progress) if other is not None else None
     except ValueError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(found.to_json()) if args.json else _text(found))
+    if against is not None:
+        told = json.dumps(beside.to_json(against, found)) if args.json else beside.text(against, found)
+    else:
+        told = json.dumps(found.to_json()) if args.json else _text(found)
+    print(told)
     return 0
+
+
+def _dims(args: argparse.Namespace) -> Dims:
+    """The shape that is asked for. ValueError for a number below one and a config that is none."""
+    changes = {name: getattr(args, name) for name in ("max_num_batched_tokens", "max_model_len", "max_num_seqs")}
+    for name, value in [*changes.items(), ("workers", args.workers)]:
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    dims = dims_of_config(args.config) if args.config is not None else SHAPES[args.dims]
+    return dims.with_changes(**{name: value for name, value in changes.items() if value is not None})
 
 
 def _report(done: int, of: int) -> None:
