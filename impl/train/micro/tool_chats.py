@@ -259,7 +259,8 @@ def first_question(chat: Transcript) -> str:
 def may_train(chat: Transcript) -> bool:
     """Whether no held-out question opens the chat, and no held-out pair is computed in it."""
     question = first_question(chat)
-    return (question in FIXED or not reserved_question(question)) and allowed(chat.prompt("off"))
+    said = chat.prompt("off") + (chat.reply.line("max") if chat.reply else "")
+    return (question in FIXED or not reserved_question(question)) and allowed(said)
 
 
 def training_text(rng: random.Random) -> Segments:
