@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from hypothesis import example, given, settings
-from hypothesis import example, strategies as st
+from hypothesis import strategies as st
 
 from impl.dims import MICRO
 from impl.tokenizer import BOS, EOS, NEWLINE, PAD, decode
