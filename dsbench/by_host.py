@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from dsbench.fingerprint import Fingerprint, Host
+
 if TYPE_CHECKING:
     from dsbench.evidence import BootEvidence
-    from dsbench.fingerprint import Host
     from dsbench.records import Verdict, VoidReason
 
 Values = Mapping[int, float]
 """By boot."""
+OF_A_MACHINE = {"device", "threads", "python", "torch", "cache_state"}
+"""Conditions that tell of the machine. Hosts of a pool may differ in them, since each block lies on one of them."""
 
 
 class ByHost(BaseModel):
@@ -27,6 +30,8 @@ class ByHost(BaseModel):
     """By host: of samples the mean over its blocks, in the terms of the row's interval; of exact metrics the delta."""
     blocks: dict[str, int]
     """By host."""
+    levels: dict[str, float] = {}
+    """By host: what the baseline reads there, of samples the mean over its blocks."""
     p: float | None = None
     """Of the hypothesis that the difference does not depend on the host; None if no test could have said otherwise."""
     smallest_p: float | None = None
@@ -44,9 +49,10 @@ def samples_by_host(row: Verdict, a: Values, b: Values, boots: Sequence[BootEvid
     where each host's own effect is inside the margin. A loss stays one.
     """
     logs = row.interval_of == "relative"
-    steps = _steps(a, b, boots, logs)
-    if len(steps) < 2:
+    pairs = _pairs(a, b, boots)
+    if len(pairs) < 2:
         return row
+    steps = {host: [math.log(y / x) if logs else y - x for x, y in of_host] for host, of_host in pairs.items()}
     from dsbench.stats.interaction import interaction_p, smallest_interaction_p
 
     tested = [values for values in steps.values() if len(values) > 1]
@@ -57,6 +63,7 @@ def samples_by_host(row: Verdict, a: Values, b: Values, boots: Sequence[BootEvid
     found = ByHost(
         effects=effects,
         blocks={host: len(values) for host, values in steps.items()},
+        levels={host: fmean(x for x, _ in of_host) for host, of_host in pairs.items()},
         p=p,
         smallest_p=least,
         differs=differs,
@@ -73,9 +80,9 @@ def samples_by_host(row: Verdict, a: Values, b: Values, boots: Sequence[BootEvid
     return row.model_copy(update={"notes": [*row.notes, note]})
 
 
-def _steps(a: Values, b: Values, boots: Sequence[BootEvidence], logs: bool) -> dict[str, list[float]]:
-    """Differences of the blocks that have both arms, by host."""
-    pairs: dict[int, dict[str, float]] = {}
+def _pairs(a: Values, b: Values, boots: Sequence[BootEvidence]) -> dict[str, list[tuple[float, float]]]:
+    """Baseline and candidate of the blocks that have both arms, by host."""
+    blocks: dict[int, dict[str, float]] = {}
     hosts: dict[int, str] = {}
     for boot in boots:
         block = boot.planned.block
@@ -83,12 +90,11 @@ def _steps(a: Values, b: Values, boots: Sequence[BootEvidence], logs: bool) -> d
             hosts[block] = boot.host
             for arm, values in (("a", a), ("b", b)):
                 if boot.number in values:
-                    pairs.setdefault(block, {})[arm] = values[boot.number]
-    found: dict[str, list[float]] = {}
-    for block, pair in sorted(pairs.items(), key=lambda entry: (hosts[entry[0]], entry[0])):
+                    blocks.setdefault(block, {})[arm] = values[boot.number]
+    found: dict[str, list[tuple[float, float]]] = {}
+    for block, pair in sorted(blocks.items(), key=lambda entry: (hosts[entry[0]], entry[0])):
         if len(pair) == 2:
-            step = math.log(pair["b"] / pair["a"]) if logs else pair["b"] - pair["a"]
-            found.setdefault(hosts[block], []).append(step)
+            found.setdefault(hosts[block], []).append((pair["a"], pair["b"]))
     return found
 
 
@@ -117,6 +123,7 @@ def exact_by_host(steady: Mapping[str, tuple[float, float, int]]) -> ByHost:
     return ByHost(
         effects=effects,
         blocks={host: boots for host, (_, _, boots) in steady.items()},
+        levels={host: baseline for host, (baseline, _, _) in steady.items()},
         differs=len(set(effects.values())) > 1,
     )
 
@@ -135,22 +142,21 @@ def differs_reasons(rows: Sequence[Verdict]) -> Iterator[VoidReason]:
             )
 
 
-# --- words ----------------------------------------------------------------------------------------------------------
+# --- conditions -----------------------------------------------------------------------------------------------------
 
 
-def told(row: Verdict) -> str:
-    """`host1 +2.0 %, host2 -3.0 %`."""
-    if row.by_host is None:
-        return ""
-    relative = row.kind != "exact" and row.interval_of == "relative"
-    return ", ".join(
-        f"{host} {effect * 100:+.1f} %" if relative else f"{host} {effect:+,.10g} {row.unit}"
-        for host, effect in row.by_host.effects.items()
-    )
+def among_hosts(key: str, boots: Sequence[BootEvidence]) -> list[list[BootEvidence]]:
+    """Boots that must read one value of a condition: those of each host where it tells of the machine, else all."""
+    if key not in OF_A_MACHINE:
+        return [list(boots)]
+    hosts: dict[str | None, list[BootEvidence]] = {}
+    for boot in boots:
+        hosts.setdefault(boot.host, []).append(boot)
+    return list(hosts.values())
 
 
-def unequal(hosts: Sequence[Host]) -> list[str]:
-    """How the hosts of a pool differ, one line each that is not like the first."""
+def unequal(hosts: Sequence[Host], boots: Sequence[BootEvidence] = ()) -> list[str]:
+    """How the hosts of a pool differ, one line each that is not like the first, and a line a condition read there."""
     found = []
     for host in hosts[1:]:
         if changes := hosts[0].fingerprint.changes(host.fingerprint):
@@ -158,4 +164,31 @@ def unequal(hosts: Sequence[Host]) -> list[str]:
                 f"hosts differ: {hosts[0].name} -> {host.name}: {', '.join(changes)}; effects are those inside blocks, "
                 "each on one host"
             )
+    for key in sorted(OF_A_MACHINE - Fingerprint.model_fields.keys()):
+        read: dict[str, set[str]] = {}
+        for boot in boots:
+            if boot.host is not None:
+                read.setdefault(boot.host, set()).update(str(v[key]) for v in boot.conditions.values() if key in v)
+        if len({frozenset(values) for values in read.values()}) > 1:
+            told = ", ".join(f"{host} {' and '.join(sorted(values)) or 'unknown'}" for host, values in read.items())
+            found.append(f"hosts read back different {key}: {told}; effects are those inside blocks, each on one host")
     return found
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def told(row: Verdict) -> str:
+    """`host1 +2.0 % of 98.3 tok/s, host2 -3.0 % of 49.1 tok/s`; bytes move by themselves, whatever they move from."""
+    if row.by_host is None:
+        return ""
+    relative = row.kind != "exact" and row.interval_of == "relative"
+    return ", ".join(
+        f"{host} {effect * 100:+.1f} %{_of(row, host)}" if relative else f"{host} {effect:+,.10g} {row.unit}"
+        for host, effect in row.by_host.effects.items()
+    )
+
+
+def _of(row: Verdict, host: str) -> str:
+    level = row.by_host.levels.get(host) if row.by_host is not None else None
+    return f" of {level:,.4g} {row.unit}" if level is not None else ""

@@ -55,7 +55,7 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
         hosts=hosts,
         notes=[
             *plan.notes,
-            *unequal(hosts),
+            *unequal(hosts, usable),
             *_declared_notes(plan, usable),
             *acceptance_findings(plan, usable),
             *law_findings(plan, usable),

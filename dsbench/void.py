@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dsbench.by_host import among_hosts
 from dsbench.evidence import BootEvidence
 from dsbench.records import Plan, VoidReason
 from dsbench.void_ranks import RANK_RULES, UNCOMPARED, Boots
@@ -117,15 +118,19 @@ def conditions_read(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
 
 
 def conditions_agree(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
-    """No condition differs between any two boots unless an arm declares it, and none at all within an arm."""
+    """No condition differs between any two boots unless an arm declares it, and none at all within an arm.
+
+    One that tells of the machine may differ between the hosts of a pool, not on one of them.
+    """
     for rank in sorted({rank for boot in boots for rank in boot.conditions}):
-        read = [(boot, boot.conditions[rank]) for boot in boots if rank in boot.conditions]
-        found = sorted({name for _, values in read for name in values} - UNCOMPARED)
-        for key, among in [(name, arms) for name in found for arms in _must_agree(plan, name)]:
+        read = [boot for boot in boots if rank in boot.conditions]
+        found = sorted({name for boot in read for name in boot.conditions[rank]} - UNCOMPARED)
+        places = [(key, on_host) for key in found for on_host in among_hosts(key, read)]
+        for key, on_host, among in [(*place, arms) for place in places for arms in _must_agree(plan, place[0])]:
             groups: dict[str, list[BootEvidence]] = defaultdict(list)
-            for boot, values in read:
+            for boot in on_host:
                 if boot.planned.arm in among:
-                    groups[repr(values.get(key, "unknown"))].append(boot)
+                    groups[repr(boot.conditions[rank].get(key, "unknown"))].append(boot)
             if len(groups) > 1:
                 arms = {value: sorted({boot.planned.arm for boot in group}) for value, group in groups.items()}
                 seen = "; ".join(f"{value[:80]} in {', '.join(names)}" for value, names in arms.items())

@@ -1,7 +1,8 @@
 """A small HTTP server that speaks the contract of an engine, for tests of the harness's own lifecycle.
 
 It computes nothing real: tokens come from a hash of the prompt, bytes from the toggles. FAKE_FAULT plants
-one fault: in every boot, or in boots whose arm the fault names (`die@mhc_input_reuse`).
+one fault: in every boot, or in boots whose folder the fault names, by arm (`die@mhc_input_reuse`) or, in a pool, by
+node (`slow@-b/boots`). FAKE_TOKEN_S is the time of one token.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from impl.dims import SHAPES
 from impl.handshake import Handshake, Markers
 from impl.toggles import REGISTRY, ToggleSet
 
+SLOWER = 3
+"""Times slower is a boot with the fault `slow`."""
 toggles = ToggleSet.from_environment()
-boot_folder = os.path.basename(os.environ.get("DSBENCH_BOOT_DIR", ""))
+boot_dir = os.environ.get("DSBENCH_BOOT_DIR", "")
 
 
 def fault() -> str:
-    name, _, arm = os.environ.get("FAKE_FAULT", "").partition("@")
-    return name if arm in boot_folder else ""
+    name, _, where = os.environ.get("FAKE_FAULT", "").partition("@")
+    return name if where in (boot_dir if "/" in where else os.path.basename(boot_dir)) else ""
 
 
 FAULT = fault()
+TOKEN_S = float(os.environ.get("FAKE_TOKEN_S", "0.0005")) * (SLOWER if FAULT == "slow" else 1)
 LINES = {
     "compile": "INFO 01-01 00:00:00 [backends.py:1] Compiling a graph for dynamic shape takes 15.52 s",
     "fatal-line": "ERROR 01-01 00:00:00 [w.py:1] CUDA error: an illegal memory access was encountered",
@@ -143,7 +147,7 @@ async def completions(request: Request) -> Response:
 async def events(ids: list[int], usage: dict[str, int]) -> AsyncIterator[str]:
     for token in ids:
         yield f"data: {json.dumps({'choices': [{'text': 'x', 'token_ids': [token]}]})}\n\n"
-        await asyncio.sleep(0.01 if FAULT == "slow" else 0.0005)
+        await asyncio.sleep(TOKEN_S)
     yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
 
 

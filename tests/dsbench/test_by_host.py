@@ -1,12 +1,15 @@
 """Effects host by host: equal ones are one answer, others are told, and a slow host is no regression."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dsbench import records as r
 from dsbench.builds import parse_arm
-from dsbench.by_host import ByHost
+from dsbench.by_host import OF_A_MACHINE, ByHost, among_hosts
 from dsbench.judge import judge
 from dsbench.records import Verdict
 from dsbench.stats.interaction import interaction_p, smallest_interaction_p
@@ -23,14 +26,19 @@ def host_of(boot):
 def judged(make_plan, make_records):
     """The verdict of boots in blocks that hosts take in turn; `values(boot, host, metric)` replaces readings."""
 
-    def run(values, blocks=8, **options):
+    def run(values, blocks=8, facts=lambda boot, host: {}, **options):
         plan = make_plan(blocks=blocks, **options)
         plan = plan.model_copy(update={"boots": [b for b in plan.boots if b.block is not None]})
         hosts = {boot.number: host_of(boot) for boot in plan.boots}
-        records = make_records(plan, lambda boot, key: values(boot, hosts[boot.number], key))
-        return judge(plan, [
-            x.model_copy(update={"host": hosts[x.boot]}) if isinstance(x, r.BootStarted) else x for x in records
-        ])  # fmt: skip
+        planned = {boot.number: boot for boot in plan.boots}
+        records = []
+        for x in make_records(plan, lambda boot, key: values(boot, hosts[boot.number], key)):
+            if isinstance(x, r.BootStarted):
+                x = x.model_copy(update={"host": hosts[x.boot]})
+            if isinstance(x, r.Conditions):
+                x = x.model_copy(update={"values": {**x.values, **facts(planned[x.boot], hosts[x.boot])}})
+            records.append(x)
+        return judge(plan, records)
 
     return run
 
@@ -106,6 +114,73 @@ def test_bytes_that_move_differently_by_host_are_void(judged):
 
 def test_one_boot_a_host_shows_no_repeat(judged):
     assert row(judged(byte_values((-32768, -32768)), blocks=2), PRIMARY).word == "inconclusive"
+
+
+# --- hosts that are not alike ----------------------------------------------------------------------------------------
+
+CARDS = {"host1": "NVIDIA H200", "host2": "NVIDIA L4"}
+
+
+def test_cards_of_two_models_are_told_and_each_block_is_its_own_comparison(judged):
+    facts = {name: lambda boot, host, name=name: {name: CARDS[host]} for name in sorted(OF_A_MACHINE)}
+    for name, of_host in facts.items():
+        verdict = judged(byte_values((-32768, -32768)), facts=of_host)
+        assert verdict.void == []
+        found = row(verdict, PRIMARY)
+        assert (found.word, found.by_host.effects) == ("improved", {"host1": -32768, "host2": -32768})
+        assert found.by_host.levels == {"host1": 1_000_000, "host2": 900_000}
+        told = [note for note in verdict.notes if note.startswith(f"hosts read back different {name}: ")]
+        if name not in ("python", "torch"):  # those are told of the machine's fingerprint
+            assert [note.partition(": ")[2] for note in told] == [
+                "host1 NVIDIA H200, host2 NVIDIA L4; effects are those inside blocks, each on one host"
+            ]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        lambda boot, host: {"device": "NVIDIA L4" if boot.arm == CANDIDATE else "NVIDIA H200"},
+        lambda boot, host: {"device": "NVIDIA L4" if (host, boot.arm) == ("host2", CANDIDATE) else "NVIDIA H200"},
+        lambda boot, host: {"device": "NVIDIA L4" if boot.block == 4 else "NVIDIA H200"},
+        lambda boot, host: {"device": "NVIDIA L4"} if boot.number == 3 else {"device": CARDS[host]},
+        lambda boot, host: {"max_model_len": 2048 if host == "host1" else 4096},
+        lambda boot, host: {"impl_sources": host},
+    ],
+    ids=["arms", "arms of one host", "blocks of one host", "one boot", "the build", "the sources"],
+)
+def test_a_difference_that_is_not_the_hosts_own_is_void(judged, facts):
+    verdict = judged(byte_values((-32768, -32768)), facts=facts)
+    assert (verdict.word, {reason.code for reason in verdict.void}) == ("void", {"condition-differs"})
+
+
+def test_without_a_pool_there_is_one_machine(make_plan, make_records):
+    plan = make_plan(blocks=4)
+    cards = {boot.number: CARDS[host_of(boot)] for boot in plan.boots}
+    records = [
+        x.model_copy(update={"values": {**x.values, "device": cards[x.boot]}}) if isinstance(x, r.Conditions) else x
+        for x in make_records(plan)
+    ]
+    assert {reason.code for reason in judge(plan, records).void} == {"condition-differs"}
+
+
+@given(st.lists(st.sampled_from([None, "host1", "host2", "host3"])), st.sampled_from([*sorted(OF_A_MACHINE), "seed"]))
+def test_every_boot_is_among_exactly_one_machines(hosts, key):
+    boots = [SimpleNamespace(host=host) for host in hosts]
+    groups = among_hosts(key, boots)
+    assert sorted(map(id, boots)) == sorted(id(boot) for group in groups for boot in group)
+    assert all(len({boot.host for boot in group}) == 1 for group in groups if key in OF_A_MACHINE)
+    assert len(groups) == (len(set(hosts)) if key in OF_A_MACHINE else 1)
+
+
+def test_the_levels_of_hosts_are_told_beside_the_effects(judged):
+    found = row(judged(tps((0.2, 0.2), level=(100.0, 50.0))), TPS)
+    assert found.by_host.levels == pytest.approx({"host1": 100, "host2": 50}, rel=0.05)
+    from dsbench.by_host import told
+
+    first, second = told(found).split(", ")
+    assert first.startswith("host1 +2")
+    assert first.endswith(f" of {found.by_host.levels['host1']:,.4g} tok/s")
+    assert second.endswith(f" of {found.by_host.levels['host2']:,.4g} tok/s")
 
 
 def test_the_test_of_interaction_keeps_its_level_with_a_noisy_host():
