@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from dsbench.by_host import among_hosts
 from dsbench.evidence import BootEvidence
 from dsbench.records import Plan
 from dsbench.report.table import declared_lines, ranges
@@ -22,6 +24,14 @@ class Differing:
     """Whether an arm says that it may differ."""
     values: list[tuple[str, str]]
     """Value, and where it was read."""
+    by_host: bool = False
+    """Whether each host of a pool read one value, of a condition that tells of its machine."""
+
+    @property
+    def how(self) -> str:
+        if self.by_host:
+            return "differs by host"
+        return "differs as declared" if self.declared else "differs, undeclared"
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,9 @@ def conditions(plan: Plan, boots: Sequence[BootEvidence]) -> ConditionsRead:
             groups.setdefault(text(values.get(name, "unknown")), []).append((boot, rank))
         if len(groups) > 1:
             may = any(name in arm.declared for arm in plan.arms)
-            differing.append(Differing(name, may, [(value, _where(plan, found)) for value, found in groups.items()]))
+            by_host = _by_host(name, read)
+            where = _hosts if by_host else partial(_where, plan)
+            differing.append(Differing(name, may, [(value, where(found)) for value, found in groups.items()], by_host))
         elif (value := next(iter(groups))) in ("null", "unknown"):
             unknown.append(name)
         else:
@@ -64,6 +76,18 @@ def text(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
         return ", ".join(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _by_host(name: str, read: Sequence[tuple[BootEvidence, int, dict[str, Any]]]) -> bool:
+    hosts = among_hosts(name, [boot for boot, _, _ in read])
+    return len(hosts) > 1 and all(
+        len({text(values.get(name, "unknown")) for boot in of_host for values in boot.conditions.values()}) == 1
+        for of_host in hosts
+    )
+
+
+def _hosts(found: Sequence[tuple[BootEvidence, int]]) -> str:
+    return ", ".join(sorted({str(boot.host) for boot, _ in found}))
 
 
 def _where(plan: Plan, found: Sequence[tuple[BootEvidence, int]]) -> str:

@@ -176,7 +176,7 @@ def _conditions(page: Page) -> Iterator[str]:
     yield from (f"- declared: {plain(line)}" for line in read.declared)
     for fact in read.differing:
         values = "; ".join(f"{plain(value)} in {plain(where)}" for value, where in fact.values)
-        yield f"- {'differs as declared' if fact.declared else 'differs, undeclared'}: {plain(fact.name)}: {values}"
+        yield f"- {fact.how}: {plain(fact.name)}: {values}"
     yield f"- read back alike in every boot: {len(read.same)} conditions"
     if read.unknown:
         yield f"- unknown: {plain(', '.join(read.unknown))}"

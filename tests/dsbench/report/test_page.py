@@ -5,7 +5,7 @@ import pytest
 from dsbench.evidence import gather
 from dsbench.floors import Floor
 from dsbench.judge import judge
-from dsbench.records import Conditions, KvProfile, Observation, Verdict
+from dsbench.records import BootStarted, Conditions, KvProfile, Observation, Verdict
 from dsbench.report import charts
 from dsbench.report.conditions import conditions
 from dsbench.report.flips import flips
@@ -103,6 +103,27 @@ def test_conditions_tell_declared_from_undeclared(make_plan, make_records):
     assert any(where.startswith("boot 3 ") for _, where in differing["cache_state"].values)
     assert read.unknown == ["other"]
     assert ("seed", "0") in read.same
+
+
+def test_what_differs_by_host_is_no_undeclared_difference(make_plan, make_records):
+    plan = make_plan(blocks=4)
+    hosts = {boot.number: "host1" if boot.block is None or boot.block % 2 else "host2" for boot in plan.boots}
+
+    def read(card):
+        records = []
+        for x in make_records(plan):
+            if isinstance(x, BootStarted):
+                x = x.model_copy(update={"host": hosts[x.boot]})
+            if isinstance(x, Conditions):
+                x = x.model_copy(update={"values": {**x.values, "device": card(x.boot)}})
+            records.append(x)
+        (fact,) = conditions(plan, gather(plan, records)).differing
+        return fact
+
+    fact = read(lambda boot: {"host1": "NVIDIA H200", "host2": "NVIDIA L4"}[hosts[boot]])
+    assert (fact.how, fact.values) == ("differs by host", [("NVIDIA H200", "host1"), ("NVIDIA L4", "host2")])
+    fact = read(lambda boot: "NVIDIA L4" if boot == plan.boots[-1].number else "NVIDIA H200")
+    assert fact.how == "differs, undeclared"
 
 
 def test_flips_where_better_is_down(make_plan, make_records):
