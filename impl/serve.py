@@ -9,17 +9,21 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 import torch
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
 from impl.dims import SHAPES, Dims
 from impl.engine.acceptance import synthetic_conditional_rates
-from impl.engine.core import Engine
+from impl.engine.config import Capture, Method
+from impl.engine.core import Engine, EngineUnavailableError
 from impl.engine.metrics import EngineMetrics
 from impl.engine.runner import EngineConfig, Runner, check_weights
 from impl.handshake import Handshake
@@ -33,6 +37,8 @@ DEFAULT_BUDGETS = {"pico": 64 << 20, "micro": 512 << 20}
 CUDA_CONTEXT = 2 << 30
 """More for what a CUDA process holds outside the allocator, and its workspaces."""
 DIMS_FLAGS = ("hidden_size", "max_num_batched_tokens", "max_model_len", "max_num_seqs")
+TRACES = "traces"
+"""In the boot's folder: where the harness looks for what a profiler has written."""
 GRACE_S = 3
 """Time that open connections get after a stop signal."""
 
@@ -92,8 +98,9 @@ def parser() -> argparse.ArgumentParser:
     add("--synthetic-acceptance-length", type=float, help="tokens a round emits on average, bonus included")
     add("--synthetic-acceptance-rates", type=_rates, metavar="A,A,...", help="share of rounds that accept each draft")
     add("--eager", action="store_true", help="do not capture and replay graphs")
-    add("--capture", choices=["draft", "rounds"], default="draft",
-        help="what graphs hold: the DSpark draft's passes, or also the target's forward over decodes")  # fmt: skip
+    add("--capture", choices=[*get_args(Capture)],
+        help="what graphs hold: the DSpark draft's passes, also the target's forward over decodes, or whole decode "
+        "steps (default: steps on CUDA, unless mtp drafts; else draft)")  # fmt: skip
     add("--max-waiting", type=_count, default=1024, help="requests that may wait; more are answered 429")
     add("--max-body-bytes", type=_count, default=8 << 20, help="longest HTTP body taken")
     add("--until", choices=["profile", "ready-forever"], default="ready-forever", help="profile: write the files, exit")
@@ -128,10 +135,15 @@ def read_config(args: argparse.Namespace) -> EngineConfig:
         draft_sample_method=args.draft_sample_method,
         synthetic_rates=read_synthetic(args, dims),
         eager=args.eager,
-        capture=args.capture,
+        capture=args.capture or default_capture(args.device, args.speculative),
     )
     check_weights(config)
     return config
+
+
+def default_capture(device: str, speculative: Method) -> Capture:
+    """On a CPU a tape of a step costs more of the boot than it saves later."""
+    return "steps" if device == "cuda" and speculative != "mtp" else "draft"
 
 
 def read_synthetic(args: argparse.Namespace, dims: Dims) -> tuple[float, ...] | None:
@@ -194,10 +206,11 @@ async def _serve(args: argparse.Namespace, config: EngineConfig, handshake: Hand
         yield
         await asyncio.to_thread(engine.stop)
 
+    app = routes.app(lifespan)
+    if config.device == "cuda" and handshake.folder is not None:
+        app.router.routes += profiler_routes(engine, handshake.folder / TRACES)
     server = uvicorn.Server(
-        uvicorn.Config(
-            routes.app(lifespan), log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S
-        )
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_S)
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await engine.booted.wait()
@@ -211,6 +224,27 @@ async def _serve(args: argparse.Namespace, config: EngineConfig, handshake: Hand
         server.should_exit = True
     await serving
     return _exit_status(engine)
+
+
+def profiler_routes(engine: Engine, folder: Path) -> list[Route]:
+    """vLLM's two: between them the GPU time of every step is recorded, and then written into `folder`."""
+
+    async def start(_: HttpRequest) -> Response:
+        return _tell(lambda runner: runner.step_times.start())
+
+    async def stop(_: HttpRequest) -> Response:
+        return await asyncio.to_thread(_tell, lambda runner: runner.step_times.stop(folder))
+
+    def _tell(what: Callable[[Runner], object]) -> Response:
+        try:
+            engine.check()
+        except EngineUnavailableError as error:
+            return PlainTextResponse(f"{error}\n", status_code=503)
+        assert engine.runner is not None
+        what(engine.runner)
+        return PlainTextResponse("")
+
+    return [Route("/start_profile", start, methods=["POST"]), Route("/stop_profile", stop, methods=["POST"])]
 
 
 def _exit_status(engine: Engine) -> int:

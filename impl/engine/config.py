@@ -21,6 +21,9 @@ from impl.toggles import ToggleSet, find
 
 LoadFormat = Literal["auto", "dummy"]
 Method = Literal["none", "mtp", "dspark"]
+Capture = Literal["draft", "rounds", "steps"]
+"""What graphs hold: the DSpark draft's passes, as in vLLM up to 0.26; also the target's forward over decodes; or
+everything between a decode step's input and its tokens, in one graph."""
 
 SERVING_LIMITS = ("name", "max_num_batched_tokens", "max_model_len", "max_num_seqs")
 """Fields of the dims that weights do not fix."""
@@ -51,8 +54,7 @@ class EngineConfig:
     """Conditional rates of synthetic acceptance, one a draft; None verifies by the target."""
     eager: bool = True
     """False replays captured graphs, where there are any."""
-    capture: Literal["draft", "rounds"] = "draft"
-    """What graphs hold: the DSpark draft's passes, as in vLLM up to 0.26, or also the target's forward over decodes."""
+    capture: Capture = "draft"
 
     def __post_init__(self) -> None:
         longest, ratio = self.dims.max_model_len, max(self.dims.compress_ratios)
@@ -61,9 +63,9 @@ class EngineConfig:
         for toggle in map(find, self.toggles.names()):
             if "embedded" not in toggle.engines:
                 raise ValueError(f"toggle '{toggle.name}' does not run on this engine, only on {toggle.engines[0]}")
-        if self.capture == "rounds" and self.speculative == "mtp":
+        if self.capture != "draft" and self.speculative == "mtp":
             raise ValueError(
-                "--capture rounds goes with --speculative none or dspark: mtp reads the step's ragged rows"
+                f"--capture {self.capture} goes with --speculative none or dspark: mtp reads the step's ragged rows"
             )
 
     @property
@@ -81,7 +83,7 @@ class EngineConfig:
     @property
     def graph_mode(self) -> Literal["replay", "eager"]:
         """Whether anything is replayed."""
-        any_graph = self.speculative == "dspark" or self.capture == "rounds"
+        any_graph = self.speculative == "dspark" or self.capture != "draft"
         return "replay" if any_graph and not self.eager else "eager"
 
     @property

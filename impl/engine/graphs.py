@@ -101,7 +101,7 @@ def capture(
     """Capture `fn` (no arguments; returns any nest of tensors) and return its replay, not yet run.
 
     `markers` counts replays: what `fn` counts while it is captured is taken back, and added again at
-    each replay. `warmup` is for CUDA: plain runs on a side stream before capture, at least one. Raises
+    each replay. `warmup` is for CUDA: runs on a side stream before capture, at least one. Raises
     CaptureError when `fn` breaks a rule of the module's docstring.
     """
     pool = pool or GraphPool(device)
@@ -159,9 +159,9 @@ def _capture_cuda(fn: Callable[[], Any], pool: GraphPool, warmup: int) -> Replay
     side.wait_stream(current)
     recorder = Recorder(None)
     with torch.cuda.stream(side), torch.no_grad():
-        for _ in range(max(1, warmup)):
+        for _ in range(warmup - 1):
             fn()
-        # Names the operation and the line of what CUDA would refuse without either.
+        # The last of them names the operation and the line of what CUDA would refuse without either.
         recorder.watch(fn)
     current.wait_stream(side)
     torch.cuda.synchronize(pool.device)

@@ -14,6 +14,8 @@ from impl.engine.step import PageShape, state_group
 from impl.kv_geometry import BUCKETS, Bucket, Group, KvGeometry
 
 Pool = Mapping[Bucket, Tensor]
+Changes = dict[tuple[int, int, int], int]
+"""(group index, row, page) -> block"""
 
 
 @dataclass(frozen=True)
@@ -105,23 +107,26 @@ class BlockTables:
         self, groups: Sequence[Group], max_num_seqs: int, max_model_len: int, device: torch.device | str
     ) -> None:
         widths = [-(-max_model_len // group.tokens) for group in groups]
-        self._flat = torch.zeros(max_num_seqs * sum(widths), dtype=torch.int64, device=device)
+        self.flat = torch.zeros(max_num_seqs * sum(widths), dtype=torch.int64, device=device)
         self._starts = [max_num_seqs * sum(widths[:i]) for i in range(len(groups))]
         self._widths = widths
         self.tables: dict[str, Tensor] = {
-            group.name: self._flat[start : start + max_num_seqs * width].view(max_num_seqs, width)
+            group.name: self.flat[start : start + max_num_seqs * width].view(max_num_seqs, width)
             for group, start, width in zip(groups, self._starts, widths, strict=True)
         }
 
     @property
     def nbytes(self) -> int:
-        return self._flat.nbytes
+        return self.flat.nbytes
 
-    def apply(self, changes: dict[tuple[int, int, int], int]) -> None:
-        """Enter (group index, row, page) -> block, and empty `changes`."""
+    def apply(self, changes: Changes) -> None:
+        """Enter `changes`, and empty them."""
         if not changes:
             return
-        places = [self._starts[group] + row * self._widths[group] + page for group, row, page in changes]
-        update = torch.tensor([places, list(changes.values())], dtype=torch.int64).to(self._flat.device)
-        self._flat[update[0]] = update[1]
+        update = torch.tensor([self.places(changes), list(changes.values())], dtype=torch.int64).to(self.flat.device)
+        self.flat[update[0]] = update[1]
         changes.clear()
+
+    def places(self, changes: Changes) -> list[int]:
+        """Where in `flat` each of them goes."""
+        return [self._starts[group] + row * self._widths[group] + page for group, row, page in changes]

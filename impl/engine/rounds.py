@@ -7,6 +7,7 @@ again. Everything up to the one read at the end stays on the device. Source: dee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -125,7 +126,7 @@ class Rounds:
         `widest` verifies K drafts a request even where there are none, as a profile must.
         """
         chunks = rows.sampled
-        n_top = max((n for c in chunks if (n := c.request.sampling.logprobs) is not None), default=None)
+        n_top = most_alternatives(chunks)
         how = _sampling_rows(chunks, self.device) if chunks else None
         with self.workspace.scope():
             verdict, logs = _nothing(self.device), None
@@ -137,8 +138,8 @@ class Rounds:
             round_ = self._round(chunks, who, verdict, how) if how and who else None
             drafts = self.proposer.propose(plan, step, output, keep, verdict.tokens, rows, round_)
         tokens = [[t for t in row if t >= 0] for row in verdict.tokens.tolist()]
-        self._hand_out(chunks, tokens, who, drafts.tolist() if drafts is not None else [])
-        return Drawn(tokens, _logprobs_of(logs, chunks, tokens, verdict.tokens.shape[1]))
+        self.hand_out(chunks, tokens, who, drafts.tolist() if drafts is not None else [], range(len(who)))
+        return Drawn(tokens, logprobs_of(logs, chunks, tokens, verdict.tokens.shape[1]))
 
     def _verify(
         self, rows: Rows, hidden: Tensor, how: SamplingRows, n_top: int | None, widest: bool
@@ -156,21 +157,29 @@ class Rounds:
             logits = raw
             if how.cut:
                 logits = self.workspace.empty(tuple(raw.shape), torch.float32).copy_(raw)
-                cut_logits_(logits, _each_row(how, width), self.workspace)
-            verdict = self._judge(logits.view(n, width, -1), chunks, how)
+                cut_logits_(logits, each_row(how, width), self.workspace)
+            verdict = self._judge_chunks(logits.view(n, width, -1), chunks, how)
         logs = None
         if n_top is not None:
             logs = logprobs(raw, verdict.tokens.clamp_min(0).view(-1), n_top, self.workspace)
         return verdict, logs
 
-    def _judge(self, logits: Tensor, chunks: list[Chunk], how: SamplingRows) -> RejectionOutput:
-        """Rejection sampling of fp32 logits [R, K + 1, V]."""
+    def _judge_chunks(self, logits: Tensor, chunks: list[Chunk], how: SamplingRows) -> RejectionOutput:
         k = self.dims.draft_tokens
         drafted = [[*c.request.drafts[: c.n_drafted], *[-1] * (k - c.n_drafted)] for c in chunks]
-        places = [self._place(chunk.request) if chunk.n_drafted else 0 for chunk in chunks]
+        places = [self.place(chunk.request) if chunk.n_drafted else 0 for chunk in chunks]
         ints = torch.tensor([[*d, c.n_drafted, p] for d, c, p in zip(drafted, chunks, places, strict=True)])
         ints = ints.to(self.device)
-        drafts, n_drafted, mapping = ints[:, :k].contiguous(), ints[:, k], ints[:, k + 1]
+        return self.judge(logits, ints[:, :k].contiguous(), ints[:, k], ints[:, k + 1], how)
+
+    def judge(
+        self, logits: Tensor, drafts: Tensor, n_drafted: Tensor, mapping: Tensor, how: SamplingRows
+    ) -> RejectionOutput:
+        """Rejection sampling of fp32 logits [R, K + 1, V].
+
+        drafts: int64 [R, K]. n_drafted: int64 [R], how many of them there are. mapping: int64 [R], places of their
+        logits. Nothing waits for the device.
+        """
         values, rates = self.draft_logits.values, self.synthetic_rates
         if self.keyword_binding:
             self.markers.take(KEYWORD_TOGGLE)
@@ -186,7 +195,7 @@ class Rounds:
             workspace=self.workspace, all_greedy=how.greedy,
         )  # fmt: skip
 
-    def _place(self, request: Request) -> int:
+    def place(self, request: Request) -> int:
         """Where the logits of a request's drafts wait."""
         if self.draft_logits.persistent:
             return request.row or 0
@@ -220,7 +229,11 @@ class Rounds:
             of_chunk=index,
         )
 
-    def _hand_out(self, chunks: list[Chunk], tokens: list[list[int]], who: list[int], drafts: list[list[int]]) -> None:
+    def hand_out(
+        self, chunks: list[Chunk], tokens: list[list[int]], who: list[int], drafts: list[list[int]],
+        places: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Count what the chunks emitted, and leave those of `who` their drafts, whose logits wait at `places`."""
         for chunk, emitted in zip(chunks, tokens, strict=True):
             self.counts = self.counts.after(chunk.n_drafted, len(emitted) - 1)
             chunk.request.drafts = []
@@ -229,11 +242,11 @@ class Rounds:
             first = chunk.end - chunk.n_drafted + len(tokens[i]) - 1
             chunk.request.drafts = row[: max(chunk.draft_limit - first, 0)]
         if drafts:
-            places = {chunks[i].request: place for place, i in enumerate(who)}
+            waiting = {chunks[i].request: place for i, place in zip(who, places, strict=True)}
             if not self.draft_logits.persistent:
-                for request in self._places.keys() - places.keys():
+                for request in self._places.keys() - waiting.keys():
                     request.drafts = []  # their logits are gone
-            self._places = places
+            self._places = waiting
 
     def profile(self, step: Step, output: TargetOutput) -> None:
         """The largest round there is, over a step of T rows: every request verified, cut, logged and drafted for."""
@@ -261,7 +274,7 @@ def _sampling_rows(chunks: list[Chunk], device: torch.device) -> SamplingRows:
     return SamplingRows.of([(p.temperature, p.top_k, p.top_p, p.seed) for p in params], first, device)
 
 
-def _each_row(how: SamplingRows, width: int) -> SamplingRows:
+def each_row(how: SamplingRows, width: int) -> SamplingRows:
     """The same for `width` logits rows a request."""
 
     def spread(values: Tensor) -> Tensor:
@@ -279,9 +292,16 @@ def _nothing(device: torch.device) -> RejectionOutput:
     return RejectionOutput(none[:, None], none, none)
 
 
-def _logprobs_of(
+def most_alternatives(chunks: list[Chunk]) -> int | None:
+    """The most that a chunk's request wants to know beside a token's own logprob; None where none wants any."""
+    return max((n for chunk in chunks if (n := chunk.request.sampling.logprobs) is not None), default=None)
+
+
+def logprobs_of(
     logs: Logprobs | None, chunks: list[Chunk], tokens: list[list[int]], width: int
 ) -> list[list[TokenLogprobs | None]]:
+    """Of each chunk's emitted tokens, whose rows in `logs` are `width` apart."""
+    logs = logs and Logprobs(*(part.cpu() for part in logs))
     found: list[list[TokenLogprobs | None]] = []
     for i, (chunk, emitted) in enumerate(zip(chunks, tokens, strict=True)):
         n_top = chunk.request.sampling.logprobs

@@ -26,6 +26,8 @@ from impl.engine.request import FinishReason, Request, TokenLogprobs
 from impl.engine.rounds import Drawn, Rounds, Rows, token_logprobs
 from impl.engine.scheduler import Chunk, Plan, Scheduler
 from impl.engine.step import Step, build_step
+from impl.engine.step_replay import StepReplay
+from impl.engine.step_times import StepTimes
 from impl.engine.target_replay import TargetReplay
 from impl.handshake import Handshake, Markers
 from impl.kv_geometry import Capacity, KvGeometry, Rule
@@ -76,6 +78,8 @@ class Runner:
         self.faults = Faults(config.toggles, self.markers, self.device)
         self.workspace = Workspace(self.device)
         self.target_replay: TargetReplay | None = None
+        self.step_replay: StepReplay | None = None
+        self.step_times = StepTimes()
         self.geometry = KvGeometry.of(dims, n_draft_layers=config.n_draft_layers)
         self.page_shape = page_shape(dims, self.geometry)
         with MemoryMeter(self.device) as meter:
@@ -135,7 +139,13 @@ class Runner:
     def _capture(self) -> None:
         """Capture the graphs, over the final pages, and report their bytes."""
         start, graph_bytes = time.monotonic(), 0
-        if self.rounds is not None:
+        if self.config.capture == "steps":
+            self.step_replay = StepReplay(
+                self.config, self.target, self.rounds, self.tables, self.page_shape, self.pages, self.markers,
+                self.workspace, self.step_times, self.device,
+            )  # fmt: skip
+            graph_bytes += self.step_replay.nbytes
+        elif self.rounds is not None:
             self.rounds.proposer.capture()
             graph_bytes += self.rounds.proposer.graph_bytes
         if self.config.capture == "rounds":
@@ -186,6 +196,15 @@ class Runner:
     @torch.no_grad()
     def _run(self, plan: Plan) -> Drawn:
         """Forward and sample: tokens, and logprobs where they are wanted, for each chunk that samples."""
+        if self.step_replay is not None:
+            drawn = self.step_replay.run(plan, self.blocks.changes)
+            if drawn is not None:
+                return drawn
+        with self.step_times.around(plan, replayed=False):
+            return self._run_launching(plan)
+
+    def _run_launching(self, plan: Plan) -> Drawn:
+        """The step whose operations are launched one by one, or with graphs for parts of it."""
         self.tables.apply(self.blocks.changes)
         replayed = self.target_replay.run(plan) if self.target_replay is not None else None
         if replayed is None:

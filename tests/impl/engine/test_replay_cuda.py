@@ -1,31 +1,106 @@
-"""Replayed rounds on a CUDA device: the tokens of the same engine run eagerly."""
+"""Replayed rounds and steps on a CUDA device: the tokens of the same engine run eagerly, without waiting for them."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dsbench.parse.trace import decode_steps
+from impl.engine.config import Capture
+from impl.engine.graphs import GraphCache
+from impl.engine.request import Request
+from impl.engine.runner import Runner
 from tests.impl.engine.engines import boot_runner, generate, make_request, random_prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.mark.parametrize("capture", ["draft", "rounds"])
-def test_replay_gives_the_tokens_of_eager(capture: str) -> None:
-    assert tokens(eager=False, capture=capture) == tokens(eager=True, capture=capture)
-
-
-def tokens(*, eager: bool, capture: str) -> list[list[int]]:
-    """What six requests get from an engine of their own, half of them sampled."""
-    runner = boot_runner(budget=1 << 30, device="cuda", speculative="dspark", eager=eager, capture=capture)
-    prompts = random_prompts(6, 150, seed=3)
-    requests = [make_request(p, temperature=float(i % 2), seed=i, max_tokens=24) for i, p in enumerate(prompts)]
-    found = generate(runner, requests)
-    assert runner.rounds is not None
-    assert (runner.rounds.proposer.graph_bytes > 0) == (not eager)
-    # What this engine leaves allocated, the next one would count as its own.
-    del runner, requests
+@pytest.fixture(autouse=True)
+def _freed() -> Iterator[None]:
+    """What one engine leaves allocated, the next one would count as its own."""
+    yield
     gc.collect()
-    return found
+
+
+def boot(**settings: Any) -> Runner:
+    return boot_runner(budget=1 << 30, device="cuda", **settings)
+
+
+def wanted() -> list[Request]:
+    """Six requests, half of them sampled."""
+    prompts = random_prompts(6, 150, seed=3)
+    return [make_request(p, temperature=float(i % 2), seed=i, max_tokens=24) for i, p in enumerate(prompts)]
+
+
+def tokens(**settings: Any) -> list[list[int]]:
+    return generate(boot(**settings), wanted())
+
+
+@pytest.mark.parametrize("capture", ["draft", "rounds"])
+def test_replay_gives_the_tokens_of_eager(capture: Capture) -> None:
+    settings: dict[str, Any] = {"speculative": "dspark", "capture": capture}
+    assert tokens(eager=False, **settings) == tokens(eager=True, **settings)
+
+
+@pytest.mark.parametrize("method", ["none", "dspark"])
+def test_replayed_steps_give_the_tokens_of_the_same_steps_run_uncaptured(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Rows and shapes are the graph's, so that no product takes another way."""
+    replayed = boot(eager=False, capture="steps", speculative=method)
+    found = generate(replayed, wanted())
+    assert sum(graph["replays"] for graph in replayed.step_replay.graphs.report()["graphs"].values()) > 20  # type: ignore[union-attr]
+    monkeypatch.setattr(GraphCache, "get_or_capture", uncaptured)
+    assert tokens(eager=False, capture="steps", speculative=method) == found
+
+
+class Uncaptured:
+    """A captured function that is run in place of its replay."""
+
+    def __init__(self, fn: Any) -> None:
+        self.run = fn
+
+
+def uncaptured(self: GraphCache, key: Any, fn: Any) -> Any:
+    return self._replays.setdefault(key, Uncaptured(fn))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["none", "dspark"])
+def test_replayed_steps_give_the_tokens_of_eager(method: str) -> None:
+    assert tokens(eager=False, capture="steps", speculative=method) == tokens(eager=True, speculative=method)
+
+
+@pytest.mark.parametrize("method", ["none", "dspark"])
+def test_no_operation_of_a_replayed_step_waits_for_the_device(method: str) -> None:
+    runner = boot(eager=False, capture="steps", speculative=method)
+    for request in wanted()[:3]:
+        runner.scheduler.add(request)
+    runner.step()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            assert all(event.finish_reason != "error" for event in runner.step())
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def test_gpu_times_of_replayed_steps_are_read_by_the_harness(tmp_path: Path) -> None:
+    runner = boot(eager=False, capture="steps", speculative="dspark")
+    for request in wanted()[:2]:
+        runner.scheduler.add(request)
+    runner.step()
+    runner.step_times.start()
+    for _ in range(5):
+        runner.step()
+    path = runner.step_times.stop(tmp_path)
+    assert path is not None
+    steps = decode_steps(path, 2)
+    assert steps.steps >= 3
+    assert 0.05 < steps.busy_ms <= steps.span_ms < 1000
+    assert runner.step_times.stop(tmp_path) is None
