@@ -47,7 +47,11 @@ class DecodeProbe(ProbeTable):
     """Numbers of concurrent streams; one metric `decode.tps.cN` each."""
     tokens: int = Field(ge=8)
     """Tokens generated per stream; the end token is ignored."""
+    prompts: list[Text] = Field(default=[])
+    """Texts that the streams go on from, by turns; without them each begins with random token ids, after which a draft
+    foresees little of what follows."""
     prompt_tokens: Count = 16
+    """Random token ids, where no texts are given."""
     repeats: Count = 3
     """Readings inside a boot; their median is the boot's value."""
     latency: bool = False
@@ -59,7 +63,7 @@ class DecodeProbe(ProbeTable):
         return [f"decode.{kind}.c{streams}" for streams in self.streams for kind in kinds]
 
     def longest(self) -> int:
-        return self.prompt_tokens + self.tokens
+        return (0 if self.prompts else self.prompt_tokens) + self.tokens
 
 
 class PrefillProbe(ProbeTable):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 EMBEDDED_ONLY = ("shape", "max_num_batched_tokens", "max_model_len", "hidden_size", "load_format", "speculative",
-                 "eager", "device", "draft_load_format", "synthetic_acceptance_rates",
+                 "eager", "capture", "device", "draft_load_format", "synthetic_acceptance_rates",
                  "synthetic_acceptance_length")  # fmt: skip
 UNSET = ("pico", "auto")
 """Defaults of options that have one."""
@@ -45,6 +45,7 @@ class Asked:
     draft_load_format: str | None
     synthetic_acceptance_rates: str | None
     synthetic_acceptance_length: float | None
+    capture: str | None = None
     toggles: tuple[str, ...] = ()
     matrix: Kind | None = None
     arms: tuple[str, ...] = ()
@@ -188,6 +189,7 @@ class Asked:
             "device": self.device,
             "load_format": self.load_format,
             **changed,
+            "capture": self.capture,
             "draft_load_format": self.draft_load_format,
             **_synthetic(dims, self.synthetic_acceptance_rates, self.synthetic_acceptance_length),
         }

@@ -105,6 +105,12 @@ build_options: Callable[[Function], Function] = group(
         help="Draft method of every arm. [default: none, or what a toggle needs]",
     ),
     click.option("--eager", is_flag=True, help="Run eagerly, without captured graphs, in every arm."),
+    click.option(
+        "--capture",
+        type=click.Choice(["draft", "rounds", "steps"]),
+        help="What graphs of the embedded engine hold: the draft's passes, the target's too, or whole decode steps. "
+        "[default: steps on CUDA, else draft]",
+    ),
     click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where the embedded engine runs. [default: cpu]"),
     click.option(
         "--draft-load-format",

@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from statistics import median
 
 from dsbench.engines.client import Stream
+from dsbench.probe_settings import DecodeProbe
 from dsbench.probes.boot import Boot, Reading
+
+Prompt = str | list[int]
 
 LATENCIES: dict[str, Callable[[Stream], list[float]]] = {
     "ttft_ms": lambda stream: [stream.ttft],
@@ -30,8 +33,8 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
     for streams in config.streams:
         rates = []
         latencies: dict[str, list[float]] = {name: [] for name in LATENCIES}
-        for _ in range(config.repeats):
-            prompts = [rng.choices(range(boot.vocab_size), k=config.prompt_tokens) for _ in range(streams)]
+        for repeat in range(config.repeats):
+            prompts = _prompts(config, repeat * streams, streams, rng, boot.vocab_size)
             timed = await asyncio.gather(*(boot.server.stream(prompt, config.tokens) for prompt in prompts))
             rates.append(sum(stream.decode_tps for stream in timed))
             for name, of_stream in LATENCIES.items():
@@ -40,3 +43,10 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
         if config.latency:
             for name, values in latencies.items():
                 yield Reading(f"decode.{name}.c{streams}", median(values), raw=values)
+
+
+def _prompts(config: DecodeProbe, first: int, streams: int, rng: random.Random, vocab_size: int) -> list[Prompt]:
+    """What `streams` streams begin with: the suite's texts by turns from number `first` on, else random token ids."""
+    if config.prompts:
+        return [config.prompts[i % len(config.prompts)] for i in range(first, first + streams)]
+    return [rng.choices(range(vocab_size), k=config.prompt_tokens) for _ in range(streams)]

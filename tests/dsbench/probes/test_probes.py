@@ -112,6 +112,17 @@ def test_decode_streams_fixed_lengths_together(probe):
     assert len({str(body["prompt"]) for body in sent}) == len(sent)
 
 
+def test_decode_goes_on_from_the_texts_of_the_suite_by_turns(probe):
+    def texts(plan):
+        table = plan.probes.decode.model_copy(update={"prompts": ["a", "b", "c"]})
+        return plan.model_copy(update={"probes": plan.probes.model_copy(update={"decode": table})})
+
+    readings, sent = probe(decode, change=texts)
+    assert [reading.metric for reading in readings] == ["decode.tps.c1", "decode.tps.c4"]
+    prompts = [body["prompt"] for body in sent]
+    assert (prompts[:2], sorted(prompts[2:6]), sorted(prompts[6:])) == (["a", "b"], [*"aabc"], [*"abbc"])
+
+
 def test_identity_asks_alone_then_in_full_groups(probe):
     readings, sent = probe(identity)
     assert [reading.item for reading in readings] == ["alone/1", "alone/2", "together/1", "together/2"]
