@@ -55,9 +55,9 @@ def cases(backend: str, seeds: int) -> Iterator[Case]:
             continue
         for variant in variants:
             point = {**default, "variant": dict(variant)}
-            few = variant.get("span", 1024) <= 128
-            yield {"kind": "check", **point, "tokens": [6, 33] if few else [33, 1000], "seeds": 1}
-            sizes = SMALL[1:] if few else (LARGE, 64) if backend == "cuda" else (LARGE,)
+            few = variant.get("span", 1024) <= 128 or "splits" in variant
+            yield {"kind": "check", **point, "tokens": [1, 6, 17, 33] if few else [33, 1000, LARGE], "seeds": 1}
+            sizes = SMALL if few else (LARGE, 64) if backend == "cuda" else (LARGE,)
             for n in sizes:
                 for reuse in (True,) if op == "mhc_seam" else (False,):
                     yield {"kind": "time", **point, "tokens": n, "reuse": reuse}

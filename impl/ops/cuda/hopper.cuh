@@ -58,13 +58,33 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t phase) 
         ::"r"(shared_address(barrier)), "r"(phase) : "memory");
 }
 
+__device__ __forceinline__ uint32_t address_in(const void* p, int rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(p)), "r"(rank));
+    return there;
+}
+
 // Write to the same place in the shared memory of another block, and tell its barrier.
 __device__ __forceinline__ void send(float* place, uint64_t* barrier, int rank, float value) {
-    uint32_t there, barrier_there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(place)), "r"(rank));
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barrier_there) : "r"(shared_address(barrier)), "r"(rank));
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 ::"r"(there), "r"(__float_as_uint(value)), "r"(barrier_there) : "memory");
+                 ::"r"(address_in(place, rank)), "r"(__float_as_uint(value)), "r"(address_in(barrier, rank)) : "memory");
+}
+
+__device__ __forceinline__ void send(float2* place, uint64_t* barrier, int rank, float2 value) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
+                 ::"r"(address_in(place, rank)), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)),
+                 "r"(address_in(barrier, rank)) : "memory");
+}
+
+__device__ __forceinline__ void send(float4* place, uint64_t* barrier, int rank, float4 value) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
+                 ::"r"(address_in(place, rank)), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)),
+                 "r"(__float_as_uint(value.z)), "r"(__float_as_uint(value.w)), "r"(address_in(barrier, rank)) : "memory");
+}
+
+// A barrier of some warps of the block, by its number; 0 is __syncthreads's.
+__device__ __forceinline__ void barrier_of(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 // Bytes from global to this block's shared memory by the copy engine; both ends and the count are multiples of 16.

@@ -1,6 +1,7 @@
-"""mHC on Hopper by thread-block clusters: the seam, PRE and the fused heads, each reading its streams once (`mhc.cu`).
+"""mHC on Hopper in CUDA C++: the seam, PRE and the heads (`mhc.cu`, `mhc_few.cu`), POST and its mean (`mhc_post.cu`).
 
-Outputs may alias inputs at any number of tokens: every element is read and overwritten by one and the same thread.
+Many tokens go to thread-block clusters that read their streams once; few go to two kernels that use the whole card.
+Outputs may alias inputs at any number of tokens: no block reads what another one of the same kernel writes.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ from impl.ops.cuda.build import CAPABILITY, load
 from impl.ops.mhc import HeadWeights, SeamOutput, SeamWeights
 
 HIDDEN, STREAMS = 4096, 4
-"""What `mhc.cu` is built for."""
+"""What the sources are built for."""
 SEAM, PRE, HEAD = 0, 1, 2
-WARPS = 16
+FEW = 64
+"""At most this many tokens go to `mhc_few.cu` where no tuning says otherwise."""
+SPLITS, SUMS = 128, 32
+"""Splits of the columns there, and numbers a split keeps of a token."""
+THREADS = 256
+HINTS = {"streaming": 0, "plain": 1, "no_allocate": 2}
 
 
 class _Args(ctypes.Structure):
@@ -35,45 +41,98 @@ class _Args(ctypes.Structure):
 
 def seam(
     residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, weights: SeamWeights, *,
-    residual_out: Tensor | None = None, input_out: Tensor | None = None, warps: int = WARPS,
+    residual_out: Tensor | None = None, input_out: Tensor | None = None, **tuning: int,
 ) -> SeamOutput:  # fmt: skip
-    """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens."""
+    """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
+
+    tuning: `splits` of the columns for few tokens, or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many.
+    """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
     new_post, new_comb = torch.empty_like(post), torch.empty_like(comb)
     _launch(
-        SEAM, warps, residual, weights, y=y, post=post, comb=comb, residual_out=new, input_out=layer_input,
+        SEAM, tuning, residual, weights, y=y, post=post, comb=comb, residual_out=new, input_out=layer_input,
         post_out=new_post, comb_out=new_comb, norm=weights.norm,
     )  # fmt: skip
     return SeamOutput(new, new_post, new_comb, layer_input)
 
 
-def pre(residual: Tensor, weights: SeamWeights, *, warps: int = WARPS) -> SeamOutput:
-    """As `impl.ops.mhc.pre`."""
+def pre(residual: Tensor, weights: SeamWeights, **tuning: int) -> SeamOutput:
+    """As `impl.ops.mhc.pre`; tuning as of `seam`."""
     n, hc, hidden = residual.shape
     layer_input = residual.new_empty(n, hidden)
     post = residual.new_empty(n, hc, dtype=torch.float32)
     comb = residual.new_empty(n, hc, hc, dtype=torch.float32)
-    _launch(PRE, warps, residual, weights, input_out=layer_input, post_out=post, comb_out=comb, norm=weights.norm)
+    _launch(PRE, tuning, residual, weights, input_out=layer_input, post_out=post, comb_out=comb, norm=weights.norm)
     return SeamOutput(residual, post, comb, layer_input)
 
 
 def post_head(
     residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, weights: HeadWeights, out: Tensor,
-    mean: Tensor | None = None, *, warps: int = WARPS,
+    mean: Tensor | None = None, **tuning: int,
 ) -> None:  # fmt: skip
-    """As `impl.ops.mhc.post_head`; `out` or `mean` may be `y`."""
-    _launch(HEAD, warps, residual, weights, y=y, post=post, comb=comb, input_out=out, mean=mean)
+    """As `impl.ops.mhc.post_head`; `out` may be `y`, and so may `mean` where the tuning is not for few tokens."""
+    if mean is not None and mean.data_ptr() == y.data_ptr():
+        if "splits" in tuning:
+            raise ValueError("mean must not be y with splits: the second kernel for few tokens reads y again")
+        tuning = {"cluster": 8, "warps": 16, **tuning}
+    _launch(HEAD, tuning, residual, weights, y=y, post=post, comb=comb, input_out=out, mean=mean)
+
+
+def post_streams(
+    residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, *,
+    out: Tensor | None = None, threads: int = THREADS, hint: str = "streaming",
+) -> Tensor:  # fmt: skip
+    """As `impl.ops.mhc.post_streams`; `out` may be `residual`. hint: how its bytes go past the caches, of HINTS."""
+    new = torch.empty_like(residual) if out is None else out
+    _launch_post(residual, threads, hint, y=y, post=post, comb=comb, residual_out=new)
+    return new
+
+
+def post_mean(
+    residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, out: Tensor, *,
+    threads: int = THREADS, hint: str = "streaming",
+) -> None:  # fmt: skip
+    """As `impl.ops.mhc.post_mean`; `out` may be `y`."""
+    _launch_post(residual, threads, hint, y=y, post=post, comb=comb, mean=out)
 
 
 def _launch(
-    mode: int, warps: int, residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
+    mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
+    few = "splits" in tuning or (not tuning and residual.shape[0] <= FEW)
+    cut = {"splits": SPLITS} if few else {"cluster": 8, "warps": 16 if mode == HEAD else 8, "chains": 1, "blocks": 1}
+    unknown = sorted(set(tuning) - set(cut))
+    if unknown:
+        raise ValueError(f"unknown tuning {unknown[0]}={tuning[unknown[0]]}: known are {', '.join(cut)}")
+    cut |= tuning
+    args = _args(residual, fn=weights.fn, scale=weights.scale, base=weights.base, **tensors)
+    if args is None:
+        return
+    args.hc_eps, args.rms_eps = weights.hc_eps, weights.rms_eps
+    if isinstance(weights, SeamWeights):
+        args.post_mult, args.iters = weights.post_mult, weights.sinkhorn_iters
+    if few:
+        sums = residual.new_empty(args.tokens, cut["splits"], SUMS, dtype=torch.float32)
+        _run("mhc_few", residual, cut, mode, cut["splits"], ctypes.byref(args), ctypes.c_void_p(sums.data_ptr()))
+    else:
+        _run("mhc", residual, cut, mode, *cut.values(), ctypes.byref(args))
+
+
+def _launch_post(residual: Tensor, threads: int, hint: str, **tensors: Tensor) -> None:
+    if hint not in HINTS:
+        raise ValueError(f"unknown hint '{hint}': known are {', '.join(HINTS)}")
+    args = _args(residual, **tensors)
+    if args is not None:
+        _run("mhc_post", residual, {"threads": threads}, threads, HINTS[hint], ctypes.byref(args))
+
+
+def _args(residual: Tensor, **tensors: Tensor | None) -> _Args | None:
+    """Pointers of contiguous tensors of one device; None where there are no tokens."""
     n, hc, hidden = residual.shape
     if (hc, hidden) != (STREAMS, HIDDEN):
         raise ValueError(f"these kernels are built for {STREAMS} streams of {HIDDEN}, got {hc} of {hidden}")
-    named = {"residual": residual, "fn": weights.fn, "scale": weights.scale, "base": weights.base, **tensors}
-    given = {name: tensor for name, tensor in named.items() if tensor is not None}
+    given = {name: tensor for name, tensor in {"residual": residual, **tensors}.items() if tensor is not None}
     for name, tensor in given.items():
         wanted = torch.bfloat16 if name in BF16 else torch.float32
         if tensor.dtype != wanted or not tensor.is_contiguous() or tensor.device != residual.device:
@@ -81,32 +140,33 @@ def _launch(
                 f"{name} must be contiguous {wanted} on {residual.device}, got {tensor.dtype}, "
                 f"strides {tensor.stride()} on {tensor.device}"
             )
-    if n == 0:
-        return
-    args = _Args(hc_eps=weights.hc_eps, rms_eps=weights.rms_eps, tokens=n)
-    if isinstance(weights, SeamWeights):
-        args.post_mult, args.iters = weights.post_mult, weights.sinkhorn_iters
+    args = _Args(tokens=n)
     for name, tensor in given.items():
         setattr(args, name, tensor.data_ptr())
-    library = _library(residual.device.index or 0)
-    code = library.mhc_launch(mode, warps, ctypes.byref(args), torch.cuda.current_stream(residual.device).cuda_stream)
+    return args if n else None
+
+
+def _run(name: str, residual: Tensor, cut: Mapping[str, int], *arguments: Any) -> None:
+    """One launch on the current stream. Raises RuntimeError with CUDA's own words, or for what was not compiled."""
+    library = _library(name, residual.device.index or 0)
+    stream = torch.cuda.current_stream(residual.device).cuda_stream
+    code = getattr(library, f"{name}_launch")(*arguments, ctypes.c_void_p(stream))
+    if code < 0:
+        raise RuntimeError(f"{name}.cu: no kernel of {', '.join(f'{key} {value}' for key, value in cut.items())}")
     if code:
-        raise RuntimeError(
-            "mhc.cu: " + (f"no kernel of {warps} warps" if code < 0 else library.mhc_error(code).decode())
-        )
+        raise RuntimeError(f"{name}.cu: {getattr(library, f'{name}_error')(code).decode()}")
 
 
 BF16 = {"residual", "y", "residual_out", "input_out", "mean"}
 
 
 @cache
-def _library(device: int) -> ctypes.CDLL:
+def _library(name: str, device: int) -> ctypes.CDLL:
     capability = torch.cuda.get_device_capability(device)
     if capability != CAPABILITY:
-        raise RuntimeError(f"mhc.cu is built for compute capability {CAPABILITY}, got {capability}")
-    library = load("mhc")
-    library.mhc_launch.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-    library.mhc_error.restype = ctypes.c_char_p
+        raise RuntimeError(f"{name}.cu is built for compute capability {CAPABILITY}, got {capability}")
+    library = load(name)
+    getattr(library, f"{name}_error").restype = ctypes.c_char_p
     return library
 
 
@@ -114,8 +174,23 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "mhc_seam": seam,
     "mhc_post_head": post_head,
     "mhc_post_mean_head": post_head,
+    "mhc_post_mean": post_mean,
+    "mhc_post": post_streams,
     "mhc_pre": pre,
 }
-VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {name: [{"warps": 16}, {"warps": 8}] for name in OPERATIONS}
+_FEW: list[dict[str, Any]] = [{"splits": 128}, {"splits": 64}]
+_SEAM: list[dict[str, Any]] = [
+    {"cluster": c, "warps": w, "chains": k} for c, w, k in ((16, 8, 2), (8, 8, 1), (8, 16, 1))
+]
+_HEAD: list[dict[str, Any]] = [*_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2}]
+_POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]
+VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "mhc_seam": [*_SEAM, *_FEW],
+    "mhc_post_head": [*_HEAD, *_FEW],
+    "mhc_post_mean_head": [*_HEAD, *_FEW],
+    "mhc_post_mean": _POST,
+    "mhc_post": _POST,
+    "mhc_pre": [*_SEAM, *_FEW],
+}
 
-__all__ = ["OPERATIONS", "VARIANTS", "post_head", "pre", "seam"]
+__all__ = ["OPERATIONS", "VARIANTS", "post_head", "post_mean", "post_streams", "pre", "seam"]

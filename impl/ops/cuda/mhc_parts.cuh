@@ -8,10 +8,9 @@
 #define HIDDEN 4096
 #endif
 
-constexpr int STREAMS = 4, CLUSTER = 8, TILE = 16, GATES = 20;  // GATES: post and comb of one token
-constexpr int COLUMNS = HIDDEN / CLUSTER, GROUPS = COLUMNS / 32;
-constexpr int SLOTS = 8;                // partial products kept side by side in a block
-constexpr int KEPT = 64, KEPT_ROW = 21;  // tokens whose logits wait for their Sinkhorn, padded rows
+constexpr int STREAMS = 4, TILE = 16, GATES = 20;  // GATES: post and comb of one token
+constexpr int SLOTS = 8;                           // partial products kept side by side by a chain
+constexpr int KEPT = 32, KEPT_ROW = 21;            // tokens whose logits wait for their Sinkhorn, padded rows
 
 enum Mode { SEAM = 0, PRE = 1, HEAD = 2 };
 
@@ -24,34 +23,59 @@ struct Args {
     int iters, tokens;
 };
 
-template <Mode MODE>
-struct Shared {
-    static constexpr int TILES_N = MODE == HEAD ? 1 : 3;  // of 8 outputs
-    static constexpr int OUTPUTS = TILES_N * 8;
-    uint4 fn[GROUPS * STREAMS * TILES_N][2][32];  // high and low terms in fragment order
-    float products[SLOTS][TILE * OUTPUTS];
-    float squares[2][16][TILE];           // of streams, of the layer input; by warp
-    float everyone[2][CLUSTER][6][TILE];  // 4 PRE gates, squares of streams, squares of the layer input
-    float owner[2][CLUSTER][2][GATES];    // POST gates and mixing logits of the two tokens this block owns
-    float post[2][TILE][4], comb[2][TILE][16];  // of this tile and the next
-    uint64_t ready[2];                          // sums of the tile and gates of the next have come
-    float kept[MODE == HEAD ? 1 : KEPT][KEPT_ROW];
-    float norm[MODE == HEAD ? 4 : COLUMNS];
+__host__ __device__ constexpr int outputs(Mode mode) { return mode == HEAD ? 8 : 24; }  // rows of fn, in tiles of 8
+
+// How a kernel is cut: blocks of a cluster, warps of a chain, chains of a block (each on its own tiles), blocks of an SM.
+template <Mode M, int CLUSTER_, int WARPS_, int CHAINS_, int RESIDENT_>
+struct Cut {
+    static constexpr Mode MODE = M;
+    static constexpr int CLUSTER = CLUSTER_, WARPS = WARPS_, CHAINS = CHAINS_, RESIDENT = RESIDENT_;
+    static constexpr int COLUMNS = HIDDEN / CLUSTER, GROUPS = COLUMNS / 32, G = GROUPS / WARPS;  // 32 columns a group
+    static constexpr int OUTPUTS = outputs(MODE), OWNED = TILE / CLUSTER;  // tokens of a tile whose Sinkhorn is here
+    static constexpr bool X_SHARED = MODE != HEAD && CLUSTER == 16;  // where registers are short and shared memory is not
+    static_assert(G * WARPS == GROUPS && WARPS >= 8, "columns go round, and 256 threads sum up");
 };
+
+template <class CUT>
+struct Chain {
+    static constexpr bool HEADS = CUT::MODE == HEAD;
+    float4 gates[2][CUT::CLUSTER][TILE];    // PRE gates of every block's columns
+    float2 squares[2][CUT::CLUSTER][TILE];  // of streams, of the layer input of the tile before
+    uint4 x[CUT::X_SHARED ? 2 * CUT::G * CUT::WARPS * 32 : 1];  // a thread's own layer input, not yet normalized
+    float products[SLOTS][TILE * CUT::OUTPUTS];
+    float warp_squares[2][CUT::WARPS][TILE];
+    float owner[2][CUT::CLUSTER][CUT::OWNED][GATES];  // POST gates and mixing logits of the tokens this block owns
+    float post[2][TILE][4], comb[2][TILE][16];        // of this tile and the next
+    uint64_t ready[2];                                // sums of the tile and gates of the next have come
+    float kept[HEADS ? 1 : KEPT][KEPT_ROW];
+};
+
+template <class CUT>
+struct Shared {
+    uint4 fn[CUT::GROUPS * STREAMS * CUT::OUTPUTS / 8][2][32];  // high and low terms in fragment order
+    float norm[CUT::MODE == HEAD ? 4 : CUT::COLUMNS];
+    Chain<CUT> chain[CUT::CHAINS];
+};
+
+__device__ __forceinline__ float reciprocal(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
 
 __device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + __expf(-v)); }
 
 // fn's columns of this block in the order in which lanes need them: lane (n, t) of an 8x32 patch holds row n,
 // columns 8t..8t+7, which serve two k-steps. Any order of k will do so long as the streams use the same one.
-template <Mode MODE, int THREADS>
-__device__ void keep_fn(Shared<MODE>& s, const float* fn, int first_column) {
-    constexpr int N = Shared<MODE>::TILES_N;
+template <class CUT>
+__device__ void keep_fn(Shared<CUT>& s, const float* fn, int first_column) {
+    constexpr int N = CUT::OUTPUTS / 8, THREADS = CUT::CHAINS * CUT::WARPS * 32;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < GROUPS * STREAMS * N * 32; i += THREADS) {
+    for (int i = threadIdx.x; i < CUT::GROUPS * STREAMS * N * 32; i += THREADS) {
         const int lane = i & 31, patch = i >> 5;
         const int row = (patch % N) * 8 + (lane >> 2), stream = patch / N % STREAMS, group = patch / N / STREAMS;
         float f[8] = {};
-        if (MODE != HEAD || row < STREAMS) {
+        if (CUT::MODE != HEAD || row < STREAMS) {
             const float* p = fn + (size_t)row * STREAMS * HIDDEN + stream * HIDDEN + first_column + group * 32 + (lane & 3) * 8;
             *(float4*)f = *(const float4*)p;
             *(float4*)(f + 4) = *(const float4*)(p + 4);
@@ -67,48 +91,47 @@ __device__ void keep_fn(Shared<MODE>& s, const float* fn, int first_column) {
     }
 }
 
-// POST gates and mixing matrices of the kept logits, one token a thread.
-__device__ void finish_gates(const Args& a, const float (*kept)[KEPT_ROW], int count, int first_tile, int tile_step, int rank) {
-    if (threadIdx.x >= count) return;
-    const float* m = kept[threadIdx.x];
-    const int token = (first_tile + (threadIdx.x >> 1) * tile_step) * TILE + rank * 2 + (threadIdx.x & 1);
-    if (token >= a.tokens) return;
+// POST gates of one token from its logits (fn z over the root mean square), and its mixing matrix. Sinkhorn's scalings
+// are kept as two vectors, c_ij = u_i k_ij v_j: four chains of fma a step instead of sixteen products.
+__device__ __forceinline__ void finish_gates(const Args& a, const float* logits, size_t token) {
     float4 post;
-    post.x = a.post_mult * sigmoid(m[0] * a.scale[1] + a.base[4]);
-    post.y = a.post_mult * sigmoid(m[1] * a.scale[1] + a.base[5]);
-    post.z = a.post_mult * sigmoid(m[2] * a.scale[1] + a.base[6]);
-    post.w = a.post_mult * sigmoid(m[3] * a.scale[1] + a.base[7]);
-    *(float4*)(a.post_out + (size_t)token * 4) = post;
-    float c[4][4];
+    post.x = a.post_mult * sigmoid(logits[0] * a.scale[1] + a.base[4]);
+    post.y = a.post_mult * sigmoid(logits[1] * a.scale[1] + a.base[5]);
+    post.z = a.post_mult * sigmoid(logits[2] * a.scale[1] + a.base[6]);
+    post.w = a.post_mult * sigmoid(logits[3] * a.scale[1] + a.base[7]);
+    *(float4*)(a.post_out + token * 4) = post;
+    float k[4][4], u[4], v[4] = {1, 1, 1, 1};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float top = -INFINITY, sum = 0;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            c[i][j] = m[4 + 4 * i + j] * a.scale[2] + a.base[8 + 4 * i + j];
-            top = fmaxf(top, c[i][j]);
+            k[i][j] = logits[4 + 4 * i + j] * a.scale[2] + a.base[8 + 4 * i + j];
+            top = fmaxf(top, k[i][j]);
         }
 #pragma unroll
-        for (int j = 0; j < 4; j++) sum += c[i][j] = __expf(c[i][j] - top);
+        for (int j = 0; j < 4; j++) sum += k[i][j] = __expf(k[i][j] - top);
+        const float r = reciprocal(sum);
 #pragma unroll
-        for (int j = 0; j < 4; j++) c[i][j] = c[i][j] / sum + a.hc_eps;
+        for (int j = 0; j < 4; j++) k[i][j] = fmaf(k[i][j], r, a.hc_eps);
+        u[i] = 1;
     }
     for (int step = 0; step < a.iters; step++) {
         if (step > 0) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float r = __frcp_rn(c[i][0] + c[i][1] + c[i][2] + c[i][3] + a.hc_eps);
-#pragma unroll
-                for (int j = 0; j < 4; j++) c[i][j] *= r;
+                const float sum = fmaf(k[i][0], v[0], k[i][1] * v[1]) + fmaf(k[i][2], v[2], k[i][3] * v[3]);
+                u[i] *= reciprocal(fmaf(u[i], sum, a.hc_eps));
             }
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            const float r = __frcp_rn(c[0][j] + c[1][j] + c[2][j] + c[3][j] + a.hc_eps);
-#pragma unroll
-            for (int i = 0; i < 4; i++) c[i][j] *= r;
+            const float sum = fmaf(k[0][j], u[0], k[1][j] * u[1]) + fmaf(k[2][j], u[2], k[3][j] * u[3]);
+            v[j] *= reciprocal(fmaf(v[j], sum, a.hc_eps));
         }
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) *(float4*)(a.comb_out + (size_t)token * 16 + 4 * i) = make_float4(c[i][0], c[i][1], c[i][2], c[i][3]);
+    for (int i = 0; i < 4; i++)
+        *(float4*)(a.comb_out + token * 16 + 4 * i) =
+            make_float4(u[i] * k[i][0] * v[0], u[i] * k[i][1] * v[1], u[i] * k[i][2] * v[2], u[i] * k[i][3] * v[3]);
 }

@@ -14,13 +14,12 @@ TOKENS = [1, 7, 8, 16, 17, 32, 33, 128, 1000]
 
 @pytest.mark.gpu
 @needs_hopper
-@pytest.mark.parametrize("warps", [8, 16])
-@pytest.mark.parametrize("op", sorted(kernels.OPERATIONS))
-def test_against_the_reference_and_in_place_against_fresh(op, warps):
+@pytest.mark.parametrize(("op", "variant"), [(op, v) for op in kernels.VARIANTS for v in ({}, *kernels.VARIANTS[op])])
+def test_against_the_reference_and_in_place_against_fresh(op, variant):
     from impl.ops import mhc_cases
 
     for n in TOKENS:
-        found = mhc_cases.check(op, kernels.OPERATIONS[op], {"warps": warps}, n)
+        found = mhc_cases.check(op, kernels.OPERATIONS[op], dict(variant), n)
         assert found["ok"], (n, found)
 
 
@@ -45,6 +44,22 @@ def seam_weights(hidden):
 def test_other_widths_are_refused():
     with pytest.raises(ValueError, match="4 streams of 4096, got 4 of 128"):
         kernels.pre(torch.zeros(2, 4, 128, dtype=torch.bfloat16), seam_weights(128))
+
+
+def test_unknown_tuning_is_named():
+    with pytest.raises(ValueError, match=r"unknown tuning warp=8: known are cluster, warps"):
+        kernels.pre(torch.zeros(2, 4, 4096, dtype=torch.bfloat16), seam_weights(4096), warp=8)
+    tile = torch.zeros(2, 4, 4096, dtype=torch.bfloat16), torch.zeros(2, 4096, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="unknown hint 'none': known are streaming"):
+        kernels.post_streams(*tile, torch.zeros(2, 4), torch.zeros(2, 4, 4), hint="none")
+
+
+def test_the_mean_is_not_written_over_what_few_tokens_read_again():
+    y = torch.zeros(2, 4096, dtype=torch.bfloat16)
+    old = torch.zeros(2, 4, 4096, dtype=torch.bfloat16), y, torch.zeros(2, 4), torch.zeros(2, 4, 4)
+    head = reference.HeadWeights(torch.ones(4, 4 * 4096), torch.ones(1), torch.ones(4), 1e-6, 1e-6)
+    with pytest.raises(ValueError, match="mean must not be y"):
+        kernels.post_head(*old, head, torch.empty_like(y), y, splits=128)
 
 
 def test_wrong_types_are_named():

@@ -1,0 +1,80 @@
+// mHC POST and POST to the mean for Hopper: 8 columns of one token a thread, 16 bytes an access, no shared memory.
+
+#include "mhc_parts.cuh"
+
+// How a stream of bytes that is read or written once goes past the caches.
+enum Hint { STREAMING = 0, PLAIN = 1, NO_ALLOCATE = 2 };
+
+template <int HINT>
+__device__ __forceinline__ uint4 load(const __nv_bfloat16* p) {
+    uint4 v;
+    if (HINT == STREAMING)
+        asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    else if (HINT == PLAIN)
+        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    else
+        asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+template <int HINT>
+__device__ __forceinline__ void store(__nv_bfloat16* p, const uint32_t (&v)[4]) {
+    if (HINT == STREAMING) store16(p, v[0], v[1], v[2], v[3]);
+    else *(uint4*)p = make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+template <int THREADS, int HINT, bool MEAN>
+__global__ void __launch_bounds__(THREADS) post_kernel(const Args a) {
+    constexpr int PARTS = HIDDEN / 8 / THREADS;
+    const size_t token = blockIdx.x / PARTS, column = (blockIdx.x % PARTS * THREADS + threadIdx.x) * 8;
+    const __nv_bfloat16* residual = a.residual + token * STREAMS * HIDDEN + column;
+    const uint4 r0 = load<HINT>(residual), r1 = load<HINT>(residual + HIDDEN);
+    const uint4 r2 = load<HINT>(residual + 2 * HIDDEN), r3 = load<HINT>(residual + 3 * HIDDEN);
+    const uint4 y = load<HINT>(a.y + token * HIDDEN + column);
+    float g[GATES];
+    *(float4*)g = __ldg((const float4*)(a.post + token * 4));
+#pragma unroll
+    for (int i = 0; i < STREAMS; i++) *(float4*)(g + 4 + 4 * i) = __ldg((const float4*)(a.comb + token * 16) + i);
+    uint32_t out[STREAMS][4], mean[4];
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        float total[2] = {0, 0};
+#pragma unroll
+        for (int j = 0; j < STREAMS; j++) {
+            float lo = __fmul_rn(g[4 + j], low(word(r0, p))), hi = __fmul_rn(g[4 + j], high(word(r0, p)));
+            lo = __fmaf_rn(g[j], low(word(y, p)), lo), hi = __fmaf_rn(g[j], high(word(y, p)), hi);
+            lo = __fmaf_rn(g[8 + j], low(word(r1, p)), lo), hi = __fmaf_rn(g[8 + j], high(word(r1, p)), hi);
+            lo = __fmaf_rn(g[12 + j], low(word(r2, p)), lo), hi = __fmaf_rn(g[12 + j], high(word(r2, p)), hi);
+            lo = __fmaf_rn(g[16 + j], low(word(r3, p)), lo), hi = __fmaf_rn(g[16 + j], high(word(r3, p)), hi);
+            out[j][p] = pack(lo, hi);
+            if (MEAN) total[0] = __fadd_rn(total[0], low(out[j][p])), total[1] = __fadd_rn(total[1], high(out[j][p]));
+        }
+        mean[p] = MEAN ? pack(total[0] * 0.25f, total[1] * 0.25f) : 0;
+    }
+    if constexpr (MEAN) {
+        store<HINT>(a.mean + token * HIDDEN + column, mean);
+    } else {
+#pragma unroll
+        for (int j = 0; j < STREAMS; j++) store<HINT>(a.residual_out + (token * STREAMS + j) * HIDDEN + column, out[j]);
+    }
+}
+
+template <int THREADS, int HINT>
+int launch(const Args& a, cudaStream_t stream) {
+    const int blocks = a.tokens * (HIDDEN / 8 / THREADS);
+    if (a.mean != nullptr) post_kernel<THREADS, HINT, true><<<blocks, THREADS, 0, stream>>>(a);
+    else post_kernel<THREADS, HINT, false><<<blocks, THREADS, 0, stream>>>(a);
+    return cudaGetLastError();
+}
+
+// The mean where `mean` is given, else the streams. Returns a cudaError_t; -1 for what was not compiled.
+extern "C" int mhc_post_launch(int threads, int hint, const Args* a, void* stream) {
+    cudaStream_t on = (cudaStream_t)stream;
+#define PICK(T, H) if (threads == T && hint == H) return launch<T, H>(*a, on);
+    PICK(128, STREAMING) PICK(256, STREAMING) PICK(512, STREAMING)
+    PICK(128, PLAIN) PICK(256, PLAIN) PICK(512, PLAIN)
+    PICK(128, NO_ALLOCATE) PICK(256, NO_ALLOCATE) PICK(512, NO_ALLOCATE)
+    return -1;
+}
+
+extern "C" const char* mhc_post_error(int code) { return cudaGetErrorString((cudaError_t)code); }
