@@ -17,9 +17,10 @@ from pydantic import ValidationError
 from dsbench import __version__
 from dsbench.errors import InputError
 from dsbench.judge import judge
+from dsbench.record_lines import lines_of
 from dsbench.records import RECORD, ExperimentVerdict, Plan
 from dsbench.redact import Redaction, hosts_of
-from dsbench.store import PLAN, RECORDS, VERDICTS, Result, line_of
+from dsbench.store import PLAN, RECORDS, VERDICTS, Result
 
 INDEX = "bundle.json"
 HEAD, TAIL, TELLING, WIDEST = 150, 250, 100, 400
@@ -103,12 +104,12 @@ def _own_files(result: Result, clean: Redaction) -> dict[str, str]:
 
 
 def _records(result: Result, clean: Redaction) -> str:
-    lines = []
+    contents = []
     for record in result.records:
         content = clean.value(json.loads(RECORD.dump_json(record)))
         RECORD.validate_python(content)
-        lines.append(line_of(json.dumps(content, separators=(",", ":")).encode()).decode())
-    return "".join(lines)
+        contents.append(json.dumps(content, separators=(",", ":")).encode())
+    return b"".join(lines_of(contents)).decode()
 
 
 def _others(folder: Path) -> Iterator[Path]:

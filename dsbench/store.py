@@ -5,35 +5,30 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import gc
+import mmap
 import os
 import re
 import sys
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from dsbench.engines.secrets import redact_object
 from dsbench.errors import InputError, ResultsLost
-from dsbench.records import RECORD, ExperimentVerdict, Observation, Plan, Record
+from dsbench.plan_nouns import Plan
+from dsbench.record_lines import lines_of, parse, read_records
+from dsbench.records import RECORD, Observation, Record
+from dsbench.verdict_nouns import ExperimentVerdict
 
 if TYPE_CHECKING:
     import pandas
 
 PLAN, RECORDS, VERDICTS, BOOTS = "plan.json", "records.jsonl", "verdicts.json", "boots"
 ROOM = 64 * 1024
-_CHECKSUM = re.compile(rb',"crc32":"[0-9a-f]{8}"}\Z')
-"""Last member of a record's line: CRC-32 of the line without it."""
-CHECKSUM_BYTES = 20
-CHECKSUM_BEGINS = b',"crc32":"'
-AT_ONCE = 1 << 20
-"""Bytes of records that are read together."""
-_RECORDS: TypeAdapter[list[Record]] = TypeAdapter(list[Annotated[Record, Field(discriminator="record")]])
 
 
 def write_text(path: Path, text: str) -> None:
@@ -86,117 +81,11 @@ def load_plan(folder: Path) -> Plan:
 
 
 def load_records(folder: Path) -> tuple[list[Record], list[str]]:
-    """All records in order, and notices. A torn last line is dropped with a notice; any other bad line is an error.
-
-    Lines carry checksums since dsbench 0.1; a file without any is taken as it is.
-    """
-    path = folder / RECORDS
+    """All records in order, and notices; none where no boot has run. InputError for a line that is not as written."""
     try:
-        with path.open("rb") as file, without_collection():
-            return _records(path, file)
+        return read_records(folder / RECORDS)
     except FileNotFoundError:
-        return [], [f"{path} is not there: no boot has run"]
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Records hold no cycles: to look for some among a million takes longer than to read or judge them."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
-
-
-def _records(path: Path, file: BinaryIO) -> tuple[list[Record], list[str]]:
-    """Some lines at a time, so that the text is never in memory as a whole; equal names and tokens are kept once."""
-    records: list[Record] = []
-    known: dict[str, str] = {}
-    tokens: dict[tuple[int, ...], list[int]] = {}
-    number, checked = 0, False
-    while lines := file.readlines(AT_ONCE):
-        torn = lines.pop() if not lines[-1].endswith(b"\n") else b""  # only the last one can be without its end
-        found = _sound(lines)
-        if found is None:
-            found, checked = _one_by_one(path, lines, number, checked)
-        else:
-            checked = True
-        number += len(lines)
-        for record in found:
-            if isinstance(record, Observation):
-                _share(record, known, tokens)
-        records += found
-        if torn:
-            return records, [f"{path}: the last line was torn ({len(torn)} bytes) and is left out"]
-    return records, []
-
-
-def _sound(lines: list[bytes]) -> list[Record] | None:
-    """The records of lines that all have a right checksum, read together; None where something is wrong with one."""
-    bodies = []
-    try:
-        for line in lines:
-            body = line[: -CHECKSUM_BYTES - 1]
-            if line[len(body) : -11] != CHECKSUM_BEGINS or zlib.crc32(b"}", zlib.crc32(body)) != int(line[-11:-3], 16):
-                return None
-            bodies.append(body)
-        found = _RECORDS.validate_json(b"[" + b"},".join(bodies) + b"}]") if bodies else []
-    except ValueError:
-        return None
-    return found if len(found) == len(lines) else None
-
-
-def _one_by_one(path: Path, lines: list[bytes], before: int, checked: bool) -> tuple[list[Record], bool]:
-    """Records of the lines after line `before`; whether the last one had a checksum. InputError names a bad line."""
-    records: list[Record] = []
-    for number, whole in enumerate(lines, start=before + 1):
-        try:
-            content, has_checksum = _checked(whole.removesuffix(b"\n"))
-            record = RECORD.validate_json(content)
-            if checked and not has_checksum:
-                raise ValueError("it has no checksum, though a line before it has one")
-            checked = has_checksum
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]["msg"]
-            raise InputError(f"{path}:{number}: not a record: {problem}; the file was changed by hand?") from None
-        except ValueError as error:
-            raise InputError(f"{path}:{number}: damaged: {error}; take the file from a copy, or run anew") from None
-        records.append(record)
-    return records, checked
-
-
-def _share(record: Observation, known: dict[str, str], tokens: dict[tuple[int, ...], list[int]]) -> None:
-    """Let it hold the item, cluster and tokens that an equal one holds; units and such the parser keeps only once."""
-    for field, name in (("item", record.item), ("cluster", record.cluster)):
-        if name is not None and (kept := known.setdefault(name, name)) is not name:
-            object.__setattr__(record, field, kept)
-    if isinstance(record.value, list):
-        object.__setattr__(record, "value", tokens.setdefault(tuple(record.value), record.value))
-
-
-def line_of(content: bytes) -> bytes:
-    """One line of records.jsonl from a JSON object: its checksum added, and the end of the line."""
-    return b'%s,"crc32":"%08x"}\n' % (content[:-1], zlib.crc32(content))
-
-
-def _checked(line: bytes) -> tuple[bytes, bool]:
-    """A line without its checksum, and whether it had one. ValueError if they disagree."""
-    if not _CHECKSUM.match(line, max(0, len(line) - CHECKSUM_BYTES)):
-        return line, False
-    content = line[:-CHECKSUM_BYTES] + b"}"
-    if zlib.crc32(content) != int(line[-10:-2], 16):
-        raise ValueError("its checksum is not that of its text")
-    return content, True
-
-
-def record_of(line: bytes) -> Record:
-    """The record of one whole line that must have a checksum. ValueError if it is not what was written."""
-    content, has_checksum = _checked(line)
-    if not has_checksum:
-        raise ValueError("it has no checksum")
-    return RECORD.validate_json(content)
+        return [], [f"{folder / RECORDS} is not there: no boot has run"]
 
 
 def load_verdict(folder: Path) -> ExperimentVerdict | None:
@@ -231,13 +120,15 @@ def check_room(folder: Path) -> None:
 
 
 class RecordWriter:
-    """Appends records, each on the disk before the next; one writer a folder.
+    """Appends records, each on the disk before the next and told by it; one writer a folder.
 
     ResultsLost where nothing more can be stored. What was written before stays as it is.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / RECORDS
+        self._end: tuple[int, int] | None = None
+        """Bytes of the file, and the checksum of its last line; None after a write that did not come to its end."""
 
     def __enter__(self) -> RecordWriter:
         try:
@@ -246,10 +137,16 @@ class RecordWriter:
             raise ResultsLost(f"cannot write {self._path}: {error.strerror or error}") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self._end = self._found_end()
+        except BlockingIOError:
             self._file.close()
             raise InputError(f"{self._path} is being written by another dsbench: wait for it, or stop it") from None
-        self._drop_torn_line()
+        except OSError as error:
+            self._file.close()
+            raise ResultsLost(f"cannot write {self._path}: {error.strerror or error}") from None
+        except BaseException:
+            self._file.close()
+            raise
         return self
 
     def __exit__(
@@ -261,33 +158,50 @@ class RecordWriter:
         self.write_all(records)
 
     def write_all(self, records: Iterable[Record]) -> None:
-        lines = b"".join(line_of(redact_object(RECORD.dump_json(record))) for record in records)
-        whole = self._file.seek(0, os.SEEK_END)
         try:
-            if os.fstat(self._file.fileno()).st_nlink == 0:
-                raise FileNotFoundError(errno.ENOENT, "it was removed while the experiment runs")
-            while lines:
-                lines = lines[self._file.write(lines) :]
-            os.fsync(self._file.fileno())
+            size, crc32 = self._end or self._found_end()
+            lines = list(lines_of((redact_object(RECORD.dump_json(record)) for record in records), crc32))
+            left = b"".join(lines)
+            end = size + len(left), parse(lines[-1][:-1]).crc32 if lines else crc32
+            self._end = None
+            self._check_unchanged(size)
+            try:
+                while left:
+                    left = left[self._file.write(left) :]
+                os.fsync(self._file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):  # no half line for the next writer
+                    self._file.truncate(size)
+                raise
         except OSError as error:
-            with contextlib.suppress(OSError):  # no half line for the next writer
-                self._file.truncate(whole)
             raise ResultsLost(f"cannot write {self._path}: {error.strerror or error}") from None
+        self._end = end
 
-    def _drop_torn_line(self) -> None:
-        """What a killed harness left half written was never a record; new lines must not be glued to it."""
-        size = whole = self._file.seek(0, os.SEEK_END)
-        while whole:
-            start = max(0, whole - ROOM)
-            self._file.seek(start)
-            found = self._file.read(whole - start).rfind(b"\n")
-            if found >= 0:
-                whole = start + found + 1
-                break
-            whole = start
+    def _check_unchanged(self, size: int) -> None:
+        status = os.fstat(self._file.fileno())
+        if status.st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "it was removed while the experiment runs")
+        if status.st_size != size:
+            raise OSError(errno.EIO, "another program changed it while the experiment runs")
+
+    def _found_end(self) -> tuple[int, int]:
+        """Size, and the checksum of the last whole line; what stands behind that is dropped.
+
+        What a killed harness left half written was never a record; new lines must not be glued to it.
+        """
+        size = self._file.seek(0, os.SEEK_END)
+        if not size:
+            return 0, 0
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            whole = content.rfind(b"\n") + 1
+            last = content[content.rfind(b"\n", 0, max(0, whole - 1)) + 1 : max(0, whole - 1)]
         if whole < size:
             print(f"{self._path}: dropped a torn last line of {size - whole} bytes", file=sys.stderr)
             self._file.truncate(whole)
+        try:
+            return whole, parse(last).crc32 if whole else 0
+        except ValueError as error:
+            raise InputError(f"{self._path}: its last line is damaged: {error}; take the file from a copy") from None
 
 
 class Result:

@@ -53,8 +53,9 @@ def _judge_table(path: Path | None, as_json: bool) -> int:
 def _judge_result(result: str, out: Path, as_json: bool) -> int:
     from dsbench.errors import InputError
     from dsbench.judge import judge as judge_records
+    from dsbench.record_lines import without_collection
     from dsbench.report.table import print_report
-    from dsbench.store import load_plan, load_records, load_verdict, resolve, save_verdict, without_collection
+    from dsbench.store import load_plan, load_records, load_verdict, resolve, save_verdict
 
     folder = resolve(result, out)
     plan = load_plan(folder)

@@ -14,8 +14,9 @@ from dsbench.fingerprint import Host
 from dsbench.pool.hosts import Ended, Files, Line, Lost, Message, Node, Pool
 from dsbench.pool.unit import unpack
 from dsbench.progress import progress_bar
-from dsbench.records import BootEnded, BootStarted, Plan, PlannedBoot, Record, Run
-from dsbench.store import BOOTS, RecordWriter, load_records, record_of
+from dsbench.record_lines import parse
+from dsbench.records import RECORD, BootEnded, BootStarted, Plan, PlannedBoot, Record, Run
+from dsbench.store import BOOTS, RecordWriter, load_records
 
 LOOK_S = 1.0
 
@@ -53,6 +54,8 @@ class _Unit:
     attempts: dict[int, int] = field(default_factory=dict)
     """Of those that have started."""
     ended: dict[int, BootEnded] = field(default_factory=dict)
+    crc32: int = 0
+    """Checksum of the last line that the node told, which the next one must name."""
 
 
 class _Driver:
@@ -115,8 +118,14 @@ class _Driver:
 
     def hear(self, node: Node, message: Message) -> str:
         """Take one message of a node; returns a line for a person where a boot has ended or a host is lost."""
+        if node.id not in self._nodes:
+            return ""
         if isinstance(message, Line):
-            ended = self._take(node, record_of(message.content))
+            try:
+                record = self._next_record(self._work[node.id], message.content)
+            except ValueError as error:
+                return self.hear(node, Lost(f"a line that it told is damaged: {error}"))
+            ended = self._take(node, record)
             return self._line(node, ended) if ended else ""
         if isinstance(message, Files):
             self._store(node, message)
@@ -131,6 +140,14 @@ class _Driver:
         """Mark the boots that are at work; their blocks run again whole when the experiment goes on."""
         for node in [self._nodes[node] for node in self._work]:
             self._give_back(node, reason)
+
+    def _next_record(self, unit: _Unit, content: bytes) -> Record:
+        """The record of a unit's next line. ValueError if that is not what was written, or one before it is missing."""
+        line = parse(content)
+        if line.after != unit.crc32:
+            raise ValueError("it does not follow the line before it")
+        unit.crc32 = line.crc32
+        return RECORD.validate_json(line.content)
 
     def _take(self, node: Node, record: Record) -> BootEnded | None:
         """Append one record of a node, under the attempt that it is here; returns the end of a boot."""

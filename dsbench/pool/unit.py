@@ -22,8 +22,9 @@ from dsbench.engines.server import end_with_parent
 from dsbench.engines.strays import end_strays
 from dsbench.errors import InputError, ResultsLost
 from dsbench.pool.hosts import Ended, Files, Line, Message
+from dsbench.record_lines import record_of
 from dsbench.records import BootEnded, Plan
-from dsbench.store import BOOTS, PLAN, RECORDS, record_of
+from dsbench.store import BOOTS, PLAN, RECORDS
 
 HARNESS = (sys.executable, "-P", "-m", "dsbench.pool.unit")
 POLL_S = 0.05

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dsbench import execute, store
+from dsbench import execute, record_lines
 from dsbench.cli import main as command_line
 from dsbench.engines import embedded, server
 from dsbench.records import Arm, Plan
@@ -49,11 +49,22 @@ def time_zone() -> None:
 
 
 def without_checksum() -> None:
-    def believed(line: bytes) -> tuple[bytes, bool]:
-        found = store._CHECKSUM.search(line)
-        return (line[: found.start()] + b"}", True) if found else (line, False)
+    """What a line tells of itself and of the one before is believed."""
 
-    _replace(store, "_checked", believed)
+    def believed(line: bytes) -> record_lines.Line:
+        end = record_lines._END.search(line)
+        return record_lines.Line(line[: end.start()] + b"}" if end else line, 0, True, 0)
+
+    _replace(record_lines, "parse", believed)
+
+
+def without_chain() -> None:
+    """Lines are counted, and nothing else is asked of their order."""
+
+    def follow(self: record_lines._Past, line: record_lines.Line) -> None:
+        self.lines += 1
+
+    _replace(record_lines._Past, "follow", follow)
 
 
 def without_lock() -> None:
@@ -79,6 +90,7 @@ def without_void() -> None:
 FAULTS = {"clock_jump": clock_jump, "time_zone": time_zone}
 DETECTORS: dict[str, Callable[[], None]] = {
     "checksum": without_checksum,
+    "chain": without_chain,
     "lock": without_lock,
     "group": without_group,
     "void": without_void,

@@ -17,9 +17,10 @@ import click
 import numpy as np
 
 from dsbench.errors import InputError
+from dsbench.record_lines import lines_of, parse
 from dsbench.selftest.mutations import changed_json, changed_text
 from dsbench.selftest.shapes import LOG_WORDS, PAGE, RESULTS, RIG, SUITE, checkout_files, shipped_suites
-from dsbench.store import PLAN, RECORDS, line_of
+from dsbench.store import PLAN, RECORDS
 
 Case = dict[str, bytes]
 """Files of one input by name."""
@@ -199,41 +200,60 @@ def _stores() -> tuple[Case, ...]:
         plan = plan_experiment(["mhc_input_reuse"], parse_suite(suite, "fuzz.toml"), PICO,
                                engine_args=["--dims", "pico", "--seed", "0", *more])  # fmt: skip
         records = simulated_records(plan, np.random.default_rng(number))
-        lines = b"".join(line_of(RECORD.dump_json(record)) for record in records)
+        lines = b"".join(lines_of(map(RECORD.dump_json, records)))
         found.append({PLAN: plan.model_dump_json().encode(), RECORDS: lines})
     return tuple(found)
 
 
 def _vary_store(rng: random.Random, case: Case) -> Case:
-    """A changed plan, changed bytes of the records, or changed records whose checksums are right."""
+    """A changed plan, changed bytes of the records, moved lines, or changed records under checksums that are right."""
     kind = rng.random()
     if kind < 0.2:
         return {**case, PLAN: changed_json(rng, json.loads(case[PLAN]))}
     if kind < 0.25:
         return {**case, PLAN: changed_text(rng, case[PLAN], [case[PLAN]])}
     lines = case[RECORDS].splitlines(keepends=True)
-    if kind < 0.7:
+    if kind < 0.5:
         at = rng.randrange(len(lines))
         beside = lines[at : at + 3]
         return {**case, RECORDS: b"".join([*lines[:at], changed_text(rng, b"".join(beside), lines), *lines[at + 3 :]])}
+    if kind < 0.6:
+        return {**case, RECORDS: b"".join(_moved(rng, lines))}
+    contents = [parse(line[:-1]).content for line in lines]
     for _ in range(rng.choice((1, 1, 2, 5))):
-        at = rng.randrange(len(lines))
         if rng.random() < 0.2:
-            lines[at : at + 1] = [lines[at]] * rng.choice((0, 2, 3))
-            lines = lines or [b""]
+            contents = _moved(rng, contents) or [b"{}"]
         else:
-            lines[at] = _resummed(rng, lines[at])
-    return {**case, RECORDS: b"".join(lines)}
+            at = rng.randrange(len(contents))
+            contents[at] = _changed_record(rng, contents[at])
+    summed = rng.choice((0, 0, 0, 0, 0, len(contents), rng.randrange(len(contents) + 1)))
+    return {**case, RECORDS: b"".join(_as_written(contents, summed, rng.randrange(summed + 1)))}
 
 
-def _resummed(rng: random.Random, line: bytes) -> bytes:
-    """A changed record whose checksum is that of its text; a line that was changed before stays."""
+def _moved(rng: random.Random, lines: list[bytes]) -> list[bytes]:
+    """With one line left out, doubled, tripled or put elsewhere."""
+    at, to = rng.randrange(len(lines)), rng.randrange(len(lines))
+    rest = [*lines[:at], *lines[at + 1 :]]
+    again = [lines[at]] * rng.choice((0, 1, 2, 3))
+    return [*rest[:to], *again, *rest[to:]] if len(again) == 1 else [*lines[:at], *again, *lines[at + 1 :]]
+
+
+def _changed_record(rng: random.Random, content: bytes) -> bytes:
+    """A changed record; what was changed before to something else stays."""
     try:
-        record = json.loads(line)
-        del record["crc32"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return line
-    return line_of(changed_json(rng, record))
+        return changed_json(rng, json.loads(content))
+    except (ValueError, RecursionError):
+        return content
+
+
+def _as_written(contents: Sequence[bytes], summed: int, bare: int) -> Iterator[bytes]:
+    """Lines of a file whose first ones an older dsbench wrote, the first of all with no checksum."""
+    for content in contents[:bare]:
+        yield content + b"\n"
+    for content in contents[bare:summed]:
+        yield b'%b,"crc32":"%08x"}\n' % (content[:-1], zlib.crc32(content))
+    before = contents[summed - 1] if summed else b""
+    yield from lines_of(contents[summed:], zlib.crc32(before))
 
 
 def _read_store(folder: Path, case: Case) -> None:
@@ -259,10 +279,12 @@ def _long_stores() -> Iterator[Case]:
         finding + b"\\u0000" * (LONG // 6) + b'"}',
         b'{"record":"' + b"y" * LONG + b'"}',
         b',"crc32":"00000000"}' * (LONG // 20),
+        b',"after":"00000000","crc32":"00000000"}' * (LONG // 39),
     )
     for line in lines:
         yield {**case, RECORDS: case[RECORDS] + line + b"\n" + case[RECORDS][:200]}
-        yield {**case, RECORDS: case[RECORDS] + line_of(line)}
+        last = parse(case[RECORDS].splitlines()[-1])
+        yield {**case, RECORDS: case[RECORDS] + b"".join(lines_of([line], last.crc32))}
     yield {**case, PLAN: b'{"id":"' + b"x" * LONG + b'"}'}
     yield {**case, PLAN: b"[" * LONG}
 

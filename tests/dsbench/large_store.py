@@ -6,11 +6,13 @@ import random
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from dsbench import records as r
 from dsbench import store
 from dsbench.plan import plan_experiment
+from dsbench.record_lines import lines_of
 from dsbench.records import Plan, PlannedBoot, Record
 from dsbench.suite import parse_suite
 from impl.dims import PICO
@@ -27,15 +29,11 @@ def write(out: Path, observations: int) -> Path:
     folder = store.create(plan, out)
     items = observations // len(plan.boots) // sum(metric.kind == "item" for metric in plan.metrics)
     rng = random.Random(1)
+    boots = chain.from_iterable(_told(_of_boot(plan, boot, items, rng)) for boot in plan.boots)
+    records = chain([r.Run(time="t", pid=1, harness_version="0", resumed=False)], boots)
     with (folder / store.RECORDS).open("wb") as file:
-        file.write(_line(r.Run(time="t", pid=1, harness_version="0", resumed=False)))
-        for boot in plan.boots:
-            file.writelines(map(_line, _told(_of_boot(plan, boot, items, rng))))
+        file.writelines(lines_of(map(r.RECORD.dump_json, records)))
     return folder
-
-
-def _line(record: Record) -> bytes:
-    return store.line_of(r.RECORD.dump_json(record))
 
 
 def _of_boot(plan: Plan, boot: PlannedBoot, items: int, rng: random.Random) -> Iterator[Record]:

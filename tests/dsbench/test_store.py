@@ -1,6 +1,5 @@
 import json
 import resource
-import zlib
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -62,52 +61,6 @@ def test_a_torn_last_line_is_dropped_with_a_notice_and_nothing_else(folder, cut)
         path.write_bytes(whole)
 
 
-def test_a_bad_line_in_the_middle_is_an_error_with_its_number(folder):
-    path = folder / store.RECORDS
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:4], b"{}\n", *lines[4:]]))
-    with pytest.raises(InputError, match=r"records\.jsonl:5: not a record"):
-        store.load_records(folder)
-
-
-@pytest.mark.parametrize("place", [0.1, 0.5, 0.97])
-def test_a_changed_byte_is_an_error_with_its_line(folder, place):
-    path = folder / store.RECORDS
-    lines = path.read_bytes().splitlines(keepends=True)
-    digits = [i for i, byte in enumerate(lines[6]) if chr(byte) in "0123456789"]
-    at = digits[int(place * len(digits))]
-    other = b"7" if lines[6][at : at + 1] != b"7" else b"3"
-    path.write_bytes(b"".join([*lines[:6], lines[6][:at] + other + lines[6][at + 1 :], *lines[7:]]))
-    with pytest.raises(InputError, match=r"records\.jsonl:7: damaged: its checksum is not that of its text"):
-        store.load_records(folder)
-
-
-def test_lines_without_checksums_are_taken_until_the_first_that_has_one(folder):
-    """Results of earlier versions are, also when they are gone on with; a line that lost its own is not."""
-    path = folder / store.RECORDS
-    records, _ = store.load_records(folder)
-    bare = [store.RECORD.dump_json(record) + b"\n" for record in records]
-    path.write_bytes(b"".join(bare))
-    assert store.load_records(folder) == (records, [])
-    extra = Finding(boot=1, code="x", text="y")
-    with store.RecordWriter(folder) as writer:
-        writer.write(extra)
-    assert store.load_records(folder) == ([*records, extra], [])
-    with path.open("ab") as file:
-        file.write(bare[0])
-    with pytest.raises(InputError, match="damaged: it has no checksum, though"):
-        store.load_records(folder)
-
-
-def test_a_line_is_json_with_its_checksum_last(folder):
-    lines = (folder / store.RECORDS).read_text(encoding="utf-8").splitlines()
-    for line in lines:
-        content = json.loads(line)
-        assert list(content)[-1] == "crc32"
-        text = line[: line.rindex(',"crc32"')] + "}"
-        assert content["crc32"] == f"{zlib.crc32(text.encode()):08x}"
-
-
 def test_a_file_that_is_removed_takes_no_more(folder):
     extra = Finding(boot=1, code="x", text="y")
     with store.RecordWriter(folder) as writer:
@@ -131,6 +84,67 @@ def test_a_write_that_fails_half_way_leaves_no_half_line(folder):
         assert path.read_bytes() == before
         writer.write(Finding(boot=1, code="x", text="y"))
     assert path.read_bytes().startswith(before)
+
+
+def test_a_write_that_is_interrupted_anywhere_leaves_a_file_that_goes_on(folder, monkeypatch):
+    """Ctrl-C may come before, within or after any step; the boot's end is written all the same."""
+    finding = Finding(boot=1, code="x", text="y" * 50)
+    before, _ = store.load_records(folder)
+
+    class Stopping:
+        """A file whose next write stops half-way, or whose next step after it does."""
+
+        def __init__(self, file):
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            self.file.write(content[: len(content) // 2])
+            raise KeyboardInterrupt
+
+    for stop in ("write", "fsync"):
+        with store.RecordWriter(folder) as writer:
+            with monkeypatch.context() as patched:
+                if stop == "write":
+                    patched.setattr(writer, "_file", Stopping(writer._file))
+                else:
+                    patched.setattr("os.fsync", _interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    writer.write(finding)
+            writer.write(finding)
+        after, notices = store.load_records(folder)
+        assert notices == []
+        assert after == [*before, *[finding] * (1 if stop == "write" else 2)]
+        before = after
+
+
+def _interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("change", [lambda content: content[:-200], lambda content: content + b"{}\n"])
+def test_a_file_that_another_program_changes_takes_no_more(folder, change):
+    path = folder / store.RECORDS
+    with store.RecordWriter(folder) as writer:
+        changed = change(path.read_bytes())
+        path.write_bytes(changed)
+        with pytest.raises(ResultsLost, match=r"records\.jsonl: another program changed it while"):
+            writer.write(Finding(boot=1, code="x", text="y"))
+        assert path.read_bytes() == changed
+
+
+def test_nothing_is_written_after_a_damaged_last_line(folder):
+    path = folder / store.RECORDS
+    whole = path.read_bytes().replace(b'"seconds":1', b'"seconds":2')
+    path.write_bytes(whole)
+    with pytest.raises(InputError, match=r"records\.jsonl: its last line is damaged: its checksum is not that"):
+        store.RecordWriter(folder).__enter__()
+    assert path.read_bytes() == whole
+    path.write_bytes(whole.replace(b'"seconds":2', b'"seconds":1'))
+    with store.RecordWriter(folder) as writer:
+        writer.write(Finding(boot=1, code="x", text="y"))
 
 
 def test_two_writers_are_refused(folder):

@@ -12,6 +12,7 @@ from dsbench import records as r
 from dsbench import store
 from dsbench.engines.strays import strays
 from dsbench.evidence import gather
+from dsbench.record_lines import record_of
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 90.0
@@ -49,6 +50,22 @@ def cluster():
     patch.undo()
 
 
+ON_FAKE = """#!/bin/sh
+export FAKE_FAULT="$(cat {folder}/fault 2>/dev/null)"
+[ "$3" = impl.serve ] && {{ shift 3; PYTHONPATH={root} exec {python} {root}/tests/dsbench/fake_engine.py "$@"; }}
+exec {python} "$@"
+"""
+"""An arm's interpreter that runs the fake engine where the embedded one is asked for: it starts without torch."""
+
+
+def on_fake(folder):
+    """Arms of the fake engine; `folder`/fault names its fault. Nodes, tasks, harnesses and records are real."""
+    python = folder / "python"
+    python.write_text(ON_FAKE.format(root=ROOT, python=sys.executable, folder=folder))
+    python.chmod(0o755)
+    return ("--arm", f"base=python={python}", "--arm", f"input=toggles=mhc_input_reuse;python={python}")
+
+
 def dsbench(*arguments, folder):
     """The command as a process of its own; its environment names no cluster."""
     line = [sys.executable, "-P", "-m", "dsbench", "ab", *arguments]
@@ -62,7 +79,7 @@ def records_so_far(folder):
     """The whole lines that are on the disk while the experiment runs."""
     found = list(folder.glob("results/*/records.jsonl"))
     lines = found[0].read_bytes().split(b"\n")[:-1] if found else []
-    return [store.record_of(line) for line in lines]
+    return [record_of(line) for line in lines]
 
 
 def node_of(records, name):
@@ -81,26 +98,41 @@ def wait_for(look):
     return found
 
 
-def no_orphan(experiment):
+def stay(look, number):
+    """What it gives, if it is so many and the same two seconds later."""
+    first = look()
+    if len(first) != number:
+        return None
+    time.sleep(2)
+    return first if look() == first else None
+
+
+def engines(experiment):
+    """Ids of the processes of its boots that run on this machine, whatever node they are of."""
     place = Path(os.environ.get("TMPDIR", "/tmp")) / f"dsbench-pool-{os.getuid()}"
-    found = [pid for folder in place.glob(f"{experiment}-*") for pid in strays(folder)]
+    return sorted(pid for folder in place.glob(f"{experiment}-*") for pid in strays(folder))
+
+
+def no_orphan(experiment):
     deadline = time.monotonic() + 15
-    while found and time.monotonic() < deadline:
+    while (found := engines(experiment)) and time.monotonic() < deadline:
         time.sleep(0.1)
-        found = [pid for folder in place.glob(f"{experiment}-*") for pid in strays(folder)]
     return not found
 
 
 def test_a_driver_that_is_killed_leaves_no_engine_and_goes_on(cluster, tmp_path):
     (tmp_path / "pooled.toml").write_text(SUITE)
-    what = ("--toggle", "mhc_input_reuse", "--suite", "pooled.toml", "--json")
+    what = (*on_fake(tmp_path), "--suite", "pooled.toml", "--json")
     run = dsbench(*what, "--pool", f"ray:{cluster.address}", folder=tmp_path)
     wait_for(lambda: len([x for x in records_so_far(tmp_path) if isinstance(x, r.BootEnded)]) > 4)
+    (folder,) = (tmp_path / "results").glob("*")
+    (tmp_path / "fault").write_text("hang-boot")
+    hanging = wait_for(lambda: stay(lambda: engines(folder.name), 2))
     run.kill()
     run.wait()
-    (folder,) = (tmp_path / "results").glob("*")
+    (tmp_path / "fault").unlink()
     kept = [x for x in records_so_far(tmp_path) if isinstance(x, r.Observation)]
-    assert no_orphan(folder.name)
+    assert no_orphan(folder.name), hanging
     again = dsbench("--resume", str(folder), "--pool", f"ray:{cluster.address}", "--json", folder=tmp_path)
     out, err = again.communicate(timeout=PATIENCE_S)
     assert again.returncode == 0, out + err
@@ -110,11 +142,28 @@ def test_a_driver_that_is_killed_leaves_no_engine_and_goes_on(cluster, tmp_path)
     assert {host.name for host in result.verdict.hosts} <= {"host1", "host2"}
 
 
+def test_the_embedded_engine_reads_over_two_nodes_what_it_reads_alone(cluster, tmp_path):
+    suite = SUITE.replace("warmup_boots = 1", "warmup_boots = 0")
+    verdicts = {}
+    for place, where in (("pool", ("--pool", f"ray:{cluster.address}")), ("alone", ())):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "pooled.toml").write_text(suite)
+        what = ("--toggle", "mhc_input_reuse", "--suite", "pooled.toml", "--blocks", "2", "--json", *where)
+        run = dsbench(*what, folder=tmp_path / place)
+        out, err = run.communicate(timeout=PATIENCE_S)
+        assert run.returncode == 0, out + err
+        (folder,) = (tmp_path / place / "results").glob("*")
+        verdicts[place] = store.load(folder).verdict
+    assert exact_rows(verdicts["pool"]) == exact_rows(verdicts["alone"])
+    assert (verdicts["pool"].word, verdicts["pool"].void) == ("improved", [])
+    assert [host.name for host in verdicts["pool"].hosts] == ["host1", "host2"]
+
+
 def test_two_nodes_one_killed(cluster, tmp_path):
     for place in ("pool", "alone"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "pooled.toml").write_text(SUITE)
-    what = ("--toggle", "mhc_input_reuse", "--suite", "pooled.toml", "--json")
+    what = (*on_fake(tmp_path), "--suite", "pooled.toml", "--json")
     run = dsbench(*what, "--pool", f"ray:{cluster.address}", folder=tmp_path / "pool")
 
     def in_a_block_of_host2():

@@ -16,7 +16,7 @@ from dsbench.judge import judge
 from dsbench.pool.hosts import Ended, Files, Line
 from dsbench.pool.spread import spread
 from dsbench.pool.unit import run_unit
-from dsbench.store import record_of
+from dsbench.record_lines import record_of
 from dsbench.suite import load_suite
 from tests.dsbench.pool.local_pool import FAKE, LocalPool
 
@@ -149,6 +149,37 @@ def test_the_block_of_a_lost_node_runs_again_whole(pooled, kind):
     assert ends[whole, 2].status == "ok"
     assert any("boots repeated after an interruption" in note for note in verdict.notes)
     assert (folder / ends[whole, 2].log).parent.name.endswith("-attempt2")
+
+
+@pytest.mark.parametrize("spoil", ["lost", "doubled", "changed"])
+def test_a_node_whose_lines_do_not_arrive_as_written_is_lost(pooled, spoil):
+    plan, folder = pooled(blocks=2)
+    seen = {"lines": 0}
+
+    class Spoiling(LocalPool):
+        """The fifth line of node b is lost, comes twice, or is another one."""
+
+        def next(self, seconds):
+            again = self.__dict__.pop("again", None)
+            node, message = found = again or super().next(seconds) or (None, None)
+            if node is None or node.id != "b" or not isinstance(message, Line) or again:
+                return found if node else None
+            seen["lines"] += 1
+            if seen["lines"] != 5:
+                return found
+            if spoil == "doubled":
+                self.again = found
+            changed = Line(message.content.replace(b'"boot":', b'"boot": '))
+            return {"lost": None, "doubled": found, "changed": (node, changed)}[spoil]
+
+    spread(plan, folder, Spoiling(), quiet=True)
+    assert seen["lines"] >= 5
+    records = store.load_records(folder)[0]
+    verdict = judge(plan, records)
+    assert (verdict.word, verdict.void) == ("improved", [])
+    assert {host for hosts in hosts_by_block(plan, records).values() for host in hosts} == {"host1"}
+    reasons = {x.reason for x in records if isinstance(x, r.BootEnded) and x.status == "interrupted"}
+    assert any("host2 was lost: a line that it told is damaged: it" in reason for reason in reasons)
 
 
 def test_no_half_block_is_judged(pooled):
