@@ -57,8 +57,12 @@ def _draft(function: Callable[..., Any], i: Inputs) -> Outputs:
 
 
 def _round(function: Callable[..., Any], i: Inputs) -> Outputs:
-    names = ("target", "drafts", "draft", "temperature", "seeds", "positions", "n_drafted")
-    return tuple(function(*(i[name] for name in names), workspace=workspace(i["target"])))
+    return tuple(
+        function(
+            target_logits=i["target"], draft_tokens=i["drafts"], draft_logits=i["draft"], temperature=i["temperature"],
+            seeds=i["seeds"], positions=i["positions"], n_drafted=i["n_drafted"], workspace=workspace(i["target"]),
+        )
+    )  # fmt: skip
 
 
 def _vllm_draft(i: Inputs) -> Outputs:
