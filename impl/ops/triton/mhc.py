@@ -38,23 +38,26 @@ def _stream(gate, y, c0, r0, c1, r1, c2, r2, c3, r3):  # type: ignore[no-untyped
 
 
 @triton.jit
-def _old(residual, token, columns, inside, stream: tl.constexpr, H: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.load(residual + (token * 4 + stream) * H + columns, mask=inside, other=0.0).to(tl.float32)
+def _old(  # type: ignore[no-untyped-def]
+    residual, token, columns, inside, stream: tl.constexpr, H: tl.constexpr, KEEP: tl.constexpr
+):
+    place = residual + (token * 4 + stream) * H + columns
+    return tl.load(place, mask=inside, other=0.0, eviction_policy=KEEP).to(tl.float32)
 
 
 @triton.jit
 def streams(  # type: ignore[no-untyped-def]
-    residual, y, post, comb, token, columns, live, H: tl.constexpr, POST: tl.constexpr
+    residual, y, post, comb, token, columns, live, inside, H: tl.constexpr, POST: tl.constexpr, KEEP: tl.constexpr = ""
 ):
     """The four streams of a tile, fp32 [tokens, columns]: new ones by POST, or those that are there.
 
-    token: int64 [tokens, 1]; columns: [1, columns]; live: [tokens, 1], which tokens exist.
+    token: int64 [tokens, 1]; columns: [1, columns]; live: [tokens, 1], which tokens exist; inside: `live`, and where
+    the last tile is not whole also which columns do. KEEP: an eviction policy of what is read once.
     """
-    inside = live & (columns < H)
-    r0, r1 = _old(residual, token, columns, inside, 0, H), _old(residual, token, columns, inside, 1, H)
-    r2, r3 = _old(residual, token, columns, inside, 2, H), _old(residual, token, columns, inside, 3, H)
+    r0, r1 = _old(residual, token, columns, inside, 0, H, KEEP), _old(residual, token, columns, inside, 1, H, KEEP)
+    r2, r3 = _old(residual, token, columns, inside, 2, H, KEEP), _old(residual, token, columns, inside, 3, H, KEEP)
     if POST:
-        d = tl.load(y + token * H + columns, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(y + token * H + columns, mask=inside, other=0.0, eviction_policy=KEEP).to(tl.float32)
         g = post + token * 4
         c = comb + token * 16
         v0 = _stream(_gate(g, live), d, _gate(c, live), r0, _gate(c + 4, live), r1, _gate(c + 8, live), r2, _gate(c + 12, live), r3)  # fmt: skip  # noqa: E501
@@ -83,14 +86,17 @@ def _put_streams(target, token, columns, inside, v0, v1, v2, v3, H: tl.constexpr
 @triton.jit(do_not_specialize=["n_tokens"])
 def _post_kernel(  # type: ignore[no-untyped-def]
     residual, y, post, comb, out, n_tokens,
-    H: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, MEAN: tl.constexpr,
+    H: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, MEAN: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """POST of a tile into `out`: the streams, or their mean."""
+    """POST of a tile into `out`: the streams, or their mean. KEEP as in `streams`."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     live = token < n_tokens
-    v0, v1, v2, v3 = streams(residual, y, post, comb, token, columns, live, H, True)
-    inside = live & (columns < H)
+    if H % COLUMNS == 0:  # noqa: SIM108  a branch is taken while compiling
+        inside = live
+    else:
+        inside = live & (columns < H)
+    v0, v1, v2, v3 = streams(residual, y, post, comb, token, columns, live, inside, H, True, KEEP)
     if MEAN:
         tl.store(out + token * H + columns, ((v0 + v1 + v2 + v3) * 0.25).to(tl.bfloat16), mask=inside)
     else:
@@ -117,8 +123,8 @@ def _sums_kernel(  # type: ignore[no-untyped-def]
     squares = tl.zeros((TOKENS, COLUMNS), tl.float32)
     for start in range(0, SPAN, COLUMNS):
         columns = split * SPAN + start + tl.arange(0, COLUMNS)
-        v0, v1, v2, v3 = streams(residual, y, post, comb, token, columns[None, :], live, H, POST)
         inside = live & (columns[None, :] < H)
+        v0, v1, v2, v3 = streams(residual, y, post, comb, token, columns[None, :], live, inside, H, POST)
         if STORE:
             _put_streams(new, token, columns[None, :], inside, v0, v1, v2, v3, H)
         if MEAN:
@@ -152,12 +158,13 @@ def _head_kernel(  # type: ignore[no-untyped-def]
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     place = token + tl.zeros((1, 1), tl.int64)
     live = place < n_tokens
-    v0, v1, v2, v3 = streams(residual, y, post, comb, place, columns, live, H, True)
+    inside = live & (columns < H)
+    v0, v1, v2, v3 = streams(residual, y, post, comb, place, columns, live, inside, H, True)
     mixed = tl.sum(tl.where(column == 0, gates, 0.0)) * v0
     mixed += tl.sum(tl.where(column == 1, gates, 0.0)) * v1
     mixed += tl.sum(tl.where(column == 2, gates, 0.0)) * v2
     mixed += tl.sum(tl.where(column == 3, gates, 0.0)) * v3
-    tl.store(out + place * H + columns, mixed.to(tl.bfloat16), mask=live & (columns < H))
+    tl.store(out + place * H + columns, mixed.to(tl.bfloat16), mask=inside)
 
 
 def seam(
@@ -221,33 +228,34 @@ def _sums_and_inputs(
 
 def post_streams(
     residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, *,
-    out: Tensor | None = None, tokens: int = 1, columns: int = 1024, warps: int = 4,
+    out: Tensor | None = None, tokens: int = 1, columns: int = 1024, warps: int = 4, keep: str = "",
 ) -> Tensor:  # fmt: skip
-    """As `impl.ops.mhc.post_streams`; `out` may be `residual`."""
+    """As `impl.ops.mhc.post_streams`; `out` may be `residual`. keep: an eviction policy of what is read."""
     new = torch.empty_like(residual) if out is None else out
-    _post(residual, y, post, comb, new, False, tokens, columns, warps)
+    _post(residual, y, post, comb, new, False, tokens, columns, warps, keep)
     return new
 
 
 def post_mean(
     residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, out: Tensor, *,
-    tokens: int = 1, columns: int = 1024, warps: int = 4,
+    tokens: int = 1, columns: int = 1024, warps: int = 4, keep: str = "",
 ) -> None:  # fmt: skip
-    """As `impl.ops.mhc.post_mean`; `out` may be `y`."""
-    _post(residual, y, post, comb, out, True, tokens, columns, warps)
+    """As `impl.ops.mhc.post_mean`; `out` may be `y`. keep: an eviction policy of what is read."""
+    _post(residual, y, post, comb, out, True, tokens, columns, warps, keep)
 
 
 def _post(
     residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, out: Tensor, mean: bool,
-    tokens: int, columns: int, warps: int,
+    tokens: int, columns: int, warps: int, keep: str,
 ) -> None:  # fmt: skip
     n, _, hidden = residual.shape
     _check(residual, y, post, comb)
     columns = min(columns, triton.next_power_of_2(hidden))
     if n:
         _post_kernel[(triton.cdiv(n, tokens), triton.cdiv(hidden, columns))](
-            residual, y, post, comb, out, n, H=hidden, TOKENS=tokens, COLUMNS=columns, MEAN=mean, num_warps=warps
-        )
+            residual, y, post, comb, out, n,
+            H=hidden, TOKENS=tokens, COLUMNS=columns, MEAN=mean, KEEP=keep, num_warps=warps,
+        )  # fmt: skip
 
 
 def post_head(
@@ -316,7 +324,13 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "mhc_post_head": post_head,
     "mhc_post_mean_head": post_head,
 }
-_TILES = [{"tokens": t, "columns": c, "warps": w} for t, c, w in ((1, 1024, 4), (1, 2048, 8), (2, 512, 4), (1, 512, 2))]
+_TILES: list[dict[str, Any]] = [
+    {"tokens": t, "columns": c, "warps": w}
+    for t, c, w in (
+        (1, 1024, 4), (2, 512, 4), (1, 512, 2), (2, 256, 2), (4, 256, 4), (2, 1024, 8), (4, 512, 8), (1, 256, 1),
+    )
+]  # fmt: skip
+_TILES += [{**_TILES[i], "keep": "evict_first"} for i in (0, 1, 3)]
 _LARGE: list[dict[str, Any]] = [
     {"tokens": t, "columns": c, "span": span, "warps": w, "stages": stages}
     for t, c, span, w, stages in (

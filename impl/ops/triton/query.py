@@ -32,13 +32,13 @@ def turned(x, table, position, PAIRS: tl.constexpr, ROWS: tl.constexpr, D: tl.co
 @triton.jit
 def _query_kernel(  # type: ignore[no-untyped-def]
     q, out, positions, table, eps, heads, q_stride, out_stride,
-    PAIRS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
+    PAIRS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     place = head * D + tl.arange(0, D)[None, :]
     inside = head < heads
-    x = tl.load(q + token * q_stride + place, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(q + token * q_stride + place, mask=inside, other=0.0, eviction_policy=KEEP).to(tl.float32)
     x = x * tl.rsqrt(tl.sum(x * x, 1) / D + tl.load(eps))[:, None]
     x = turned(x, table, tl.load(positions + token), PAIRS, HEADS, D)
     tl.store(out + token * out_stride + place, x.to(out.dtype.element_ty), mask=inside)
@@ -52,11 +52,12 @@ def query_norm_rope(
     workspace: Workspace | None = None,
     out: Tensor | None = None,
     *,
-    heads: int = 8,
-    warps: int = 4,
+    heads: int = 2,
+    warps: int = 1,
+    keep: str = "",
 ) -> Tensor:
-    """As `impl.ops.query.query_norm_rope`. heads: how many one program takes; D is a power of two, and the heads of a
-    token lie side by side. Raises ValueError where they do not."""
+    """As `impl.ops.query.query_norm_rope`. heads: how many one program takes; keep: an eviction policy of what is read;
+    D is a power of two, and the heads of a token lie side by side. Raises ValueError where they do not."""
     target = q if out is None else out
     n, n_heads, width = q.shape
     if width & (width - 1) or q.stride()[1:] != (width, 1) or target.stride()[1:] != (width, 1):
@@ -65,14 +66,15 @@ def query_norm_rope(
         heads = min(heads, triton.next_power_of_2(n_heads))
         _query_kernel[(n, triton.cdiv(n_heads, heads))](
             q, target, positions, torch.view_as_real(table), eps, n_heads, q.stride(0), target.stride(0),
-            PAIRS=table.shape[1], HEADS=heads, D=width, num_warps=warps,
+            PAIRS=table.shape[1], HEADS=heads, D=width, KEEP=keep, num_warps=warps,
         )  # fmt: skip
     return target
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {"query_norm_rope": query_norm_rope}
+_POINTS = [{"heads": h, "warps": w} for h, w in ((2, 1), (4, 4), (4, 2), (1, 1), (2, 2), (8, 4))]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "query_norm_rope": [{"heads": h, "warps": w} for h, w in ((8, 4), (4, 4), (16, 8), (4, 2), (2, 1), (16, 4))],
+    "query_norm_rope": [*_POINTS, *({**point, "keep": "evict_first"} for point in (_POINTS[0], _POINTS[2]))],
 }
 
 __all__ = ["OPERATIONS", "VARIANTS", "query_norm_rope", "turned"]

