@@ -56,7 +56,10 @@ class GraphPool:
     def __init__(self, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.arena = Arena()
-        self.handle: Any = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        on_cuda = self.device.type == "cuda"
+        self.handle: Any = torch.cuda.graph_pool_handle() if on_cuda else None
+        # One for all captures: each stream that multiplies matrices keeps a workspace of its own.
+        self.side: Any = torch.cuda.Stream(self.device) if on_cuda else None
 
     @property
     def nbytes(self) -> int:
@@ -155,7 +158,7 @@ def _capture_tape(fn: Callable[[], Any], pool: GraphPool) -> Replay:
 
 def _capture_cuda(fn: Callable[[], Any], pool: GraphPool, warmup: int) -> Replay:
     current = torch.cuda.current_stream(pool.device)
-    side = torch.cuda.Stream(pool.device)
+    side = pool.side
     side.wait_stream(current)
     recorder = Recorder(None)
     with torch.cuda.stream(side), torch.no_grad():
