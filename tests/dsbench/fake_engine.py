@@ -248,6 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dims", default="pico")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--host")
     parser.add_argument("--load-format")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--until", default="ready-forever")

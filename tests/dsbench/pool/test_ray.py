@@ -52,14 +52,21 @@ def cluster():
 
 ON_FAKE = """#!/bin/sh
 export FAKE_FAULT="$(cat {folder}/fault 2>/dev/null)"
-[ "$3" = impl.serve ] && {{ shift 3; PYTHONPATH={root} exec {python} {root}/tests/dsbench/fake_engine.py "$@"; }}
+if [ "$3" = impl.serve ]; then
+    shift 3
+    sleep "$(cat {folder}/pause 2>/dev/null || echo 0)"
+    PYTHONPATH={root} exec {python} {root}/tests/dsbench/fake_engine.py "$@"
+fi
 exec {python} "$@"
 """
 """An arm's interpreter that runs the fake engine where the embedded one is asked for: it starts without torch."""
 
 
 def on_fake(folder):
-    """Arms of the fake engine; `folder`/fault names its fault. Nodes, tasks, harnesses and records are real."""
+    """Arms of the fake engine. Nodes, tasks, harnesses and records are real.
+
+    In `folder` a file `fault` names the engine's fault, and `pause` the seconds before it starts.
+    """
     python = folder / "python"
     python.write_text(ON_FAKE.format(root=ROOT, python=sys.executable, folder=folder))
     python.chmod(0o755)
@@ -164,6 +171,7 @@ def test_two_nodes_one_killed(cluster, tmp_path):
         (tmp_path / place).mkdir()
         (tmp_path / place / "pooled.toml").write_text(SUITE)
     what = (*on_fake(tmp_path), "--suite", "pooled.toml", "--json")
+    (tmp_path / "pause").write_text("3")  # of the boot that is to be met at work
     run = dsbench(*what, "--pool", f"ray:{cluster.address}", folder=tmp_path / "pool")
 
     def in_a_block_of_host2():
@@ -176,6 +184,7 @@ def test_two_nodes_one_killed(cluster, tmp_path):
     records = wait_for(in_a_block_of_host2)
     killed = next(host for host in cluster.hosts if host.node_id == node_of(records, "host2"))
     cluster.remove_node(killed, allow_graceful=False)
+    (tmp_path / "pause").unlink()
     kept = (next((tmp_path / "pool").glob("results/*/records.jsonl"))).read_bytes()
     kept = kept[: kept.rfind(b"\n") + 1]
     out, err = run.communicate(timeout=PATIENCE_S)
