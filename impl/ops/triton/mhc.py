@@ -47,31 +47,33 @@ def _old(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def streams(  # type: ignore[no-untyped-def]
-    residual, y, post, comb, token, columns, live, inside, H: tl.constexpr, POST: tl.constexpr, KEEP: tl.constexpr = ""
+    residual, y, post, comb, row, columns, here, inside, H: tl.constexpr, POST: tl.constexpr, KEEP: tl.constexpr
 ):
     """The four streams of a tile, fp32 [tokens, columns]: new ones by POST, or those that are there.
 
-    token: int64 [tokens, 1]; columns: [1, columns]; live: [tokens, 1], which tokens exist; inside: `live`, and where
-    the last tile is not whole also which columns do. KEEP: an eviction policy of what is read once.
+    row: int64 [tokens]; columns: [1, columns]; here: [tokens], which tokens exist; inside: [tokens, 1] the same, and
+    where the last tile is not whole [tokens, columns]. KEEP: an eviction policy of what is read once.
     """
+    token = row[:, None]
     r0, r1 = _old(residual, token, columns, inside, 0, H, KEEP), _old(residual, token, columns, inside, 1, H, KEEP)
     r2, r3 = _old(residual, token, columns, inside, 2, H, KEEP), _old(residual, token, columns, inside, 3, H, KEEP)
     if POST:
         d = tl.load(y + token * H + columns, mask=inside, other=0.0, eviction_policy=KEEP).to(tl.float32)
-        g = post + token * 4
-        c = comb + token * 16
-        v0 = _stream(_gate(g, live), d, _gate(c, live), r0, _gate(c + 4, live), r1, _gate(c + 8, live), r2, _gate(c + 12, live), r3)  # fmt: skip  # noqa: E501
-        v1 = _stream(_gate(g + 1, live), d, _gate(c + 1, live), r0, _gate(c + 5, live), r1, _gate(c + 9, live), r2, _gate(c + 13, live), r3)  # fmt: skip  # noqa: E501
-        v2 = _stream(_gate(g + 2, live), d, _gate(c + 2, live), r0, _gate(c + 6, live), r1, _gate(c + 10, live), r2, _gate(c + 14, live), r3)  # fmt: skip  # noqa: E501
-        v3 = _stream(_gate(g + 3, live), d, _gate(c + 3, live), r0, _gate(c + 7, live), r1, _gate(c + 11, live), r2, _gate(c + 15, live), r3)  # fmt: skip  # noqa: E501
+        # A gate is loaded once a token and spread after that: loaded where it is used, it would be once an element.
+        g = post + row * 4
+        c = comb + row * 16
+        v0 = _stream(_gate(g, here), d, _gate(c, here), r0, _gate(c + 4, here), r1, _gate(c + 8, here), r2, _gate(c + 12, here), r3)  # fmt: skip  # noqa: E501
+        v1 = _stream(_gate(g + 1, here), d, _gate(c + 1, here), r0, _gate(c + 5, here), r1, _gate(c + 9, here), r2, _gate(c + 13, here), r3)  # fmt: skip  # noqa: E501
+        v2 = _stream(_gate(g + 2, here), d, _gate(c + 2, here), r0, _gate(c + 6, here), r1, _gate(c + 10, here), r2, _gate(c + 14, here), r3)  # fmt: skip  # noqa: E501
+        v3 = _stream(_gate(g + 3, here), d, _gate(c + 3, here), r0, _gate(c + 7, here), r1, _gate(c + 11, here), r2, _gate(c + 15, here), r3)  # fmt: skip  # noqa: E501
         return v0, v1, v2, v3
     else:
         return r0, r1, r2, r3
 
 
 @triton.jit
-def _gate(pointer, live):  # type: ignore[no-untyped-def]
-    return tl.load(pointer, mask=live, other=0.0)
+def _gate(pointer, here):  # type: ignore[no-untyped-def]
+    return tl.load(pointer, mask=here, other=0.0)[:, None]
 
 
 @triton.jit
@@ -89,14 +91,15 @@ def _post_kernel(  # type: ignore[no-untyped-def]
     H: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, MEAN: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """POST of a tile into `out`: the streams, or their mean. KEEP as in `streams`."""
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    live = token < n_tokens
+    here = row < n_tokens
+    token, live = row[:, None], here[:, None]
     if H % COLUMNS == 0:  # noqa: SIM108  a branch is taken while compiling
         inside = live
     else:
         inside = live & (columns < H)
-    v0, v1, v2, v3 = streams(residual, y, post, comb, token, columns, live, inside, H, True, KEEP)
+    v0, v1, v2, v3 = streams(residual, y, post, comb, row, columns, here, inside, H, True, KEEP)
     if MEAN:
         tl.store(out + token * H + columns, ((v0 + v1 + v2 + v3) * 0.25).to(tl.bfloat16), mask=inside)
     else:
@@ -117,14 +120,15 @@ def _sums_kernel(  # type: ignore[no-untyped-def]
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     first, split = tl.program_id(0), tl.program_id(1)
-    token = first.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
-    live = token < n_tokens
+    row = first.to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    here = row < n_tokens
+    token, live = row[:, None], here[:, None]
     products = tl.zeros((TOKENS, WIDTH), tl.float32)
     squares = tl.zeros((TOKENS, COLUMNS), tl.float32)
     for start in range(0, SPAN, COLUMNS):
         columns = split * SPAN + start + tl.arange(0, COLUMNS)
         inside = live & (columns[None, :] < H)
-        v0, v1, v2, v3 = streams(residual, y, post, comb, token, columns[None, :], live, inside, H, POST)
+        v0, v1, v2, v3 = streams(residual, y, post, comb, row, columns[None, :], here, inside, H, POST, "")
         if STORE:
             _put_streams(new, token, columns[None, :], inside, v0, v1, v2, v3, H)
         if MEAN:
@@ -156,15 +160,15 @@ def _head_kernel(  # type: ignore[no-untyped-def]
     shift = tl.load(base + column, mask=column < ROWS, other=0.0)
     gates = tl.sigmoid(total * norm + shift) + hc_eps
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    place = token + tl.zeros((1, 1), tl.int64)
-    live = place < n_tokens
-    inside = live & (columns < H)
-    v0, v1, v2, v3 = streams(residual, y, post, comb, place, columns, live, inside, H, True)
+    row = token + tl.zeros((1,), tl.int64)
+    here = row < n_tokens
+    inside = here[:, None] & (columns < H)
+    v0, v1, v2, v3 = streams(residual, y, post, comb, row, columns, here, inside, H, True, "")
     mixed = tl.sum(tl.where(column == 0, gates, 0.0)) * v0
     mixed += tl.sum(tl.where(column == 1, gates, 0.0)) * v1
     mixed += tl.sum(tl.where(column == 2, gates, 0.0)) * v2
     mixed += tl.sum(tl.where(column == 3, gates, 0.0)) * v3
-    tl.store(out + place * H + columns, mixed.to(tl.bfloat16), mask=inside)
+    tl.store(out + row[:, None] * H + columns, mixed.to(tl.bfloat16), mask=inside)
 
 
 def seam(
