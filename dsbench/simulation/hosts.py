@@ -117,11 +117,13 @@ def sentence(points: Sequence[Point]) -> str:
                 stop = now
                 break
         what = "power" if design == "fixed time" else "time"
-        more_hosts = (
-            "returns do not stop up to" if stop is of_design[-1] else f"there is little more {what} to win beyond"
-        )
-        told.append(f"{design}: {more_hosts} {stop.hosts} hosts")
-    told.append(f"more hosts than the {BLOCKS} blocks stand idle")
+        if design == "fixed blocks" and stop.hosts > BLOCKS:
+            where = f"returns stop at {BLOCKS} hosts, one a block: others stand idle"
+        elif stop is of_design[-1]:
+            where = f"returns do not stop up to {stop.hosts} hosts"
+        else:
+            where = f"there is little more {what} to win beyond {stop.hosts} hosts"
+        told.append(f"{design}: {where}")
     return (
         f"{'; '.join(told)}. Warm-ups are paid once a host, and an effect of its own on each host is not averaged away."
     )

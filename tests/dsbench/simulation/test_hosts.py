@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from dsbench.cli import main
-from dsbench.simulation.hosts import ALPHA, BLOCKS, EFFECT, markdown, simulate_hosts
+from dsbench.simulation.hosts import ALPHA, BLOCKS, EFFECT, markdown, sentence, simulate_hosts
 
 COUNTS = (1, 4, 16, 64)
 
@@ -49,6 +49,15 @@ def test_an_interaction_keeps_more_blocks_on_one_host_from_seeing_more(monkeypat
     one, many = simulate_hosts((1, 64), 300, 1)[:2]
     assert one.power < 0.8
     assert many.power > 0.9
+
+
+def test_the_sentence_says_where_returns_stop(points):
+    told = sentence(list(points.values()))
+    assert f"fixed blocks: returns stop at {BLOCKS} hosts, one a block: others stand idle" in told
+    assert "fixed time: there is little more power to win beyond 16 hosts" in told
+    few = [point for point in points.values() if point.hosts <= 4]
+    assert "fixed blocks: returns do not stop up to 4 hosts" in sentence(few)
+    assert "fixed time: returns do not stop up to 4 hosts" in sentence(few)
 
 
 def test_the_command(tmp_path):
