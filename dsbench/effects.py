@@ -97,7 +97,7 @@ def effects(plan: Plan, boots: Sequence[BootEvidence]) -> list[MetricEffects]:
     for metric in plan.metrics:
         if metric.kind not in ("exact", "sample"):
             continue
-        ranks = {o.rank for boot in boots for o in boot.readings.get(metric.key, ())}
+        ranks = {rank for boot in boots for rank in boot.ranks.get(metric.key, ())}
         for rank in sorted(ranks, key=lambda rank: -1 if rank is None else rank):
             readings = _readings(boots, metric.key, rank)
             of_cell = {cells[arm]: by_boot for arm, by_boot in readings.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -54,6 +54,11 @@ class BootEvidence:
             found.setdefault(o.metric, []).append(o)
         return found
 
+    @cached_property
+    def ranks(self) -> dict[str, set[int | None]]:
+        """Ranks that have a reading, by metric."""
+        return {metric: {o.rank for o in readings} for metric, readings in self.readings.items()}
+
     @property
     def number(self) -> int:
         return self.planned.number
@@ -72,9 +77,10 @@ def gather(plan: Plan, records: Sequence[Record]) -> list[BootEvidence]:
     In a pool every host has warm-ups of its own: one entry for each host whose boots are measured.
     """
     planned = {boot.number: boot for boot in plan.boots}
+    events = [record for record in records if not isinstance(record, Observation)]
     tries: dict[int, dict[int, str | None]] = {number: {} for number in planned}
     interrupted: set[tuple[int, str | None]] = set()
-    for record in records:
+    for record in events:
         if isinstance(record, BootStarted) and record.boot in tries:
             tries[record.boot][record.attempt] = record.host
         elif isinstance(record, BootEnded) and record.status == "interrupted" and record.boot in tries:
@@ -94,24 +100,39 @@ def gather(plan: Plan, records: Sequence[Record]) -> list[BootEvidence]:
                                            for n, h in interrupted)  # fmt: skip
             # An attempt that never was gets a place of its own, where no record will find it.
             found[number, attempt or -len(found)] = BootEvidence(boot, host=host, repeated=repeated)
-    for record in records:
+    for record in events:
         evidence = None if isinstance(record, Run) else found.get((record.boot, record.attempt))
         if evidence is not None:
             _add(evidence, record)
+    _add_readings(found, records)
     return list(found.values())
 
 
 def hosts_of(boots: Sequence[BootEvidence], records: Sequence[Record]) -> list[Host]:
     """The machines of a pool that measured boots ran on; empty without a pool."""
+    used = {boot.host for boot in boots if boot.planned.phase == "measured" and boot.host is not None}
+    if not used:
+        return []
     known = {host.name: host for record in records if isinstance(record, Run) for host in record.hosts}
-    used = {boot.host for boot in boots if boot.planned.phase == "measured"}
     return [host for name, host in known.items() if name in used]
 
 
+def _add_readings(found: Mapping[tuple[int, int], BootEvidence], records: Sequence[Record]) -> None:
+    """Give every reading to its boot. Those of one boot mostly come together, so that few look-ups find a million."""
+    boot = attempt = None
+    take: Callable[[Observation], None] | None = None
+    for record in records:
+        if isinstance(record, Observation):
+            if record.boot != boot or record.attempt != attempt:
+                boot, attempt = record.boot, record.attempt
+                evidence = found.get((boot, attempt))
+                take = evidence.observations.append if evidence else None
+            if take is not None:
+                take(record)
+
+
 def _add(boot: BootEvidence, record: Record) -> None:
-    if isinstance(record, Observation):
-        boot.observations.append(record)
-    elif isinstance(record, BootEnded):
+    if isinstance(record, BootEnded):
         boot.ended = record
     elif isinstance(record, Conditions):
         boot.conditions[record.rank] = record.values

@@ -69,7 +69,7 @@ def _rows(plan: Plan, boots: Sequence[BootEvidence], arm: Arm) -> list[Verdict]:
     """Rows of one arm, primary first; a metric read alike by every rank is one row."""
     rows: list[Verdict] = []
     for metric in plan.metrics:
-        ranks = {o.rank for boot in boots for o in boot.readings.get(metric.key, ())} or {None}
+        ranks = {rank for boot in boots for rank in boot.ranks.get(metric.key, ())} or {None}
         of_ranks = [
             compare(plan, boots, arm, metric, rank, _role(plan, arm, metric.key))
             for rank in sorted(ranks, key=lambda r: -1 if r is None else r)

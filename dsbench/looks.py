@@ -46,6 +46,8 @@ def at_look(plan: Plan, number: int) -> Plan:
 
 def looks_reached(plan: Plan, records: Sequence[Record]) -> int:
     """How many looks have all their boots; an interrupted boot is none."""
+    if not plan.looks:
+        return 0
     last = {(record.boot, record.attempt): record.status for record in records if isinstance(record, BootEnded)}
     ended = {boot for (boot, _), status in last.items() if status != "interrupted"}
     owed = [{boot.number for boot in at_look(plan, n).boots} for n in range(1, len(plan.looks) + 1)]

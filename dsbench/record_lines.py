@@ -13,6 +13,7 @@ import contextlib
 import gc
 import re
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
@@ -24,8 +25,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from dsbench.errors import InputError
 from dsbench.records import RECORD, Observation, Record
 
-AT_ONCE = 1 << 20
-"""Bytes of records that are read together."""
+AT_ONCE = 1 << 17
+"""Bytes of records that are read together: what a processor keeps near."""
 _RECORDS: TypeAdapter[list[Record]] = TypeAdapter(list[Annotated[Record, Field(discriminator="record")]])
 _AFTER, _CRC32 = rb',"after":"([0-9a-f]{8})"', rb',"crc32":"([0-9a-f]{8})"}'
 _CHAINED, _SUMMED = re.compile(_AFTER + _CRC32 + rb"\n"), re.compile(_CRC32 + rb"\n")
@@ -140,7 +141,7 @@ class _Past:
 def _read(path: Path, file: BinaryIO) -> tuple[list[Record], list[str]]:
     """A block at a time, so that the text is never in memory as a whole; equal names and tokens are kept once."""
     records: list[Record] = []
-    known: dict[str, str] = {}
+    known: dict[str | None, str | None] = {}
     tokens: dict[tuple[int, ...], list[int]] = {}
     past, notices = _Past(), []
     while block := file.read(AT_ONCE):
@@ -209,16 +210,20 @@ def _one_by_one(path: Path, block: bytes, past: _Past) -> list[Record]:
     return records
 
 
-def _share(records: list[Record], known: dict[str, str], tokens: dict[tuple[int, ...], list[int]]) -> None:
-    """Let each hold the item, cluster and tokens that an equal one holds; units and such the parser keeps only once."""
-    put = object.__setattr__
-    for record in records:
-        if type(record) is not Observation:
-            continue
-        item, cluster, value = record.item, record.cluster, record.value
-        if item is not None and (kept := known.setdefault(item, item)) is not item:
-            put(record, "item", kept)
-        if cluster is not None and (kept := known.setdefault(cluster, cluster)) is not cluster:
-            put(record, "cluster", kept)
-        if type(value) is list:
-            put(record, "value", tokens.setdefault(tuple(value), value))
+def _share(
+    records: list[Record], known: dict[str | None, str | None], tokens: dict[tuple[int, ...], list[int]]
+) -> None:
+    """Let each hold the item, cluster and tokens that an equal one holds; units and such the parser keeps only once.
+
+    A million of them: the loops are those of `map`.
+    """
+    readings = [record for record in records if type(record) is Observation]
+    for names, put in (([o.item for o in readings], _PUT["item"]), ([o.cluster for o in readings], _PUT["cluster"])):
+        deque(map(put, readings, map(known.setdefault, names, names)), maxlen=0)
+    lists = [(o, o.value) for o in readings if type(o.value) is list]
+    for reading, value in lists:
+        _PUT["value"](reading, tokens.setdefault(tuple(value), value))
+
+
+_PUT = {name: Observation.__dict__[name].__set__ for name in ("item", "cluster", "value")}
+"""What sets a field of a frozen record."""

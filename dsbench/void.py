@@ -56,10 +56,13 @@ def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
         """Boots that must have the same readings: all, or those of one arm."""
         return metric, boot.planned.arm if metric in own_items else ""
 
-    everywhere: dict[tuple[str, str], set[Place]] = defaultdict(set)
+    everywhere: dict[tuple[str, str], frozenset[Place]] = {}
     for boot in finished:
         for metric, of_metric in seen[boot.number].items():
-            everywhere[among(metric, boot)] |= of_metric
+            so_far = everywhere.setdefault(among(metric, boot), of_metric)
+            if so_far is not of_metric:
+                everywhere[among(metric, boot)] = so_far | of_metric
+    counted: dict[frozenset[frozenset[Place]], int] = {}
     missing: dict[tuple[str, str], list[int]] = defaultdict(list)
     for boot in finished:
         for probe in plan.probes.due(boot.planned.block):
@@ -69,7 +72,8 @@ def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
             lacking = [
                 (metric, *place)
                 for metric in sorted(metrics)
-                for place in sorted(everywhere[among(metric, boot)] - gave[metric], key=repr)
+                if (due_places := everywhere.get(among(metric, boot), frozenset())) is not gave[metric]
+                for place in sorted(due_places - gave[metric], key=repr)
             ]
             if check is None:
                 missing[probe, "has no record"].append(boot.number)
@@ -77,9 +81,7 @@ def checks_ran(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
                 missing[probe, f"{check.status}: {check.reason}"].append(boot.number)
             elif absent := [metric for metric in metrics if not gave[metric]]:
                 missing[probe, f"gave no {', '.join(absent)}"].append(boot.number)
-            elif (n := len({item for given in gave.values() for _, item in given if item})) < (
-                due := plan.probes.items(probe)
-            ):
+            elif (n := _items(frozenset(gave.values()), counted)) < (due := plan.probes.items(probe)):
                 missing[probe, f"gave {n} of {due} items"].append(boot.number)
             elif lacking:
                 missing[probe, f"gave no {_key(*lacking[0])}, which other boots have"].append(boot.number)
@@ -99,6 +101,13 @@ def _places(boot: BootEvidence, once: dict[frozenset[Place], frozenset[Place]]) 
         places = frozenset([(o.rank, o.item) for o in readings])
         found[metric] = once.setdefault(places, places)
     return found
+
+
+def _items(places: frozenset[frozenset[Place]], counted: dict[frozenset[frozenset[Place]], int]) -> int:
+    """How many items some sets of places name. Boots mostly have the same sets, so they are counted once."""
+    if places not in counted:
+        counted[places] = len({item for given in places for _, item in given if item})
+    return counted[places]
 
 
 def _key(metric: str, rank: int | None, item: str | None) -> str:
@@ -318,8 +327,9 @@ def nothing_found(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
 def probe_read_the_profile(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
     """What the KV probe reported is what the rank's profile says."""
     for boot in boots:
-        for o in boot.observations:
-            profile = boot.kv_profiles.get(o.rank) if o.rank is not None and o.metric.startswith("kv.") else None
+        read = (o for metric, readings in boot.readings.items() if metric.startswith("kv.") for o in readings)
+        for o in read:
+            profile = boot.kv_profiles.get(o.rank) if o.rank is not None else None
             name = o.metric.removeprefix("kv.")
             if profile is not None and name in profile and profile[name] != o.value:
                 yield VoidReason(

@@ -25,7 +25,7 @@ def file(tmp_path, make_plan, make_records):
     return folder / store.RECORDS
 
 
-@pytest.fixture(params=[1 << 20, 700], ids=["one block", "many blocks"])
+@pytest.fixture(params=[1 << 17, 700], ids=["one block", "many blocks"])
 def at_once(request, monkeypatch):
     """Lines are read in one block, or in blocks of some lines."""
     monkeypatch.setattr(record_lines, "AT_ONCE", request.param)
