@@ -8,14 +8,17 @@ large-token path; `refusal` checks it at every seam and the seam falls back to f
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from impl.handshake import Markers
-from impl.ops import mhc
+from impl.ops import dispatch, mhc
 from impl.ops.workspace import Workspace
 from impl.toggles import ToggleSet
 
@@ -48,8 +51,17 @@ class Streams:
 class Seam:
     """One seam of the model with its reuse switches."""
 
-    def __init__(self, weights: mhc.SeamWeights, toggles: ToggleSet, markers: Markers, workspace: Workspace) -> None:
+    def __init__(
+        self,
+        weights: mhc.SeamWeights,
+        toggles: ToggleSet,
+        markers: Markers,
+        workspace: Workspace,
+        shape: str = dispatch.ANY,
+    ) -> None:
+        """`shape` is the model's, by name: what the tuning table knows it by."""
         self.weights = weights
+        self.shape = shape
         self.reuse_residual = toggles.on("mhc_residual_reuse")
         self.reuse_input = toggles.on("mhc_input_reuse")
         self.alias_small_path = toggles.on("residual_reuse_small_path")
@@ -60,7 +72,8 @@ class Seam:
         """Advance `streams` over one seam; returns the layer input, bf16 [N, H], as the only reference to it."""
         if streams.y is None:
             assert streams.residual is not None
-            new = mhc.pre(streams.residual, self.weights)
+            pre = self._operation("mhc_pre", streams.residual) or mhc.pre
+            new = pre(streams.residual, self.weights)
             streams.post, streams.comb = new.post, new.comb
             return [new.layer_input]
         residual, y, post, comb = streams.pending()
@@ -68,9 +81,11 @@ class Seam:
         small = residual.shape[0] <= mhc.SMALL_TOKENS
         residual_out = residual if self._may_take("mhc_residual_reuse", self.reuse_residual, residual, small) else None
         input_out = y if self._may_take("mhc_input_reuse", self.reuse_input, y, small) else None
+        seam = self._operation("mhc_seam", residual) or mhc.seam
         if small and self.alias_small_path:
-            residual_out = residual
-        new = mhc.seam(residual, y, post, comb, self.weights, residual_out=residual_out, input_out=input_out)
+            # The race is the reference's: kernels whose programs own their columns have none.
+            residual_out, seam = residual, mhc.seam
+        new = seam(residual, y, post, comb, self.weights, residual_out=residual_out, input_out=input_out)
         took_residual, took_input = same_storage(new.residual, residual), same_storage(new.layer_input, y)
         del residual, y, residual_out, input_out
         if took_residual:
@@ -79,6 +94,13 @@ class Seam:
             self._took("mhc_input_reuse", new.layer_input)
         streams.residual, streams.post, streams.comb = new.residual, new.post, new.comb
         return [new.layer_input]
+
+    def _operation(self, op: str, residual: Tensor) -> Callable[..., mhc.SeamOutput] | None:
+        """The measured choice for the card; None on a CPU that is told nothing else: the reference."""
+        forced = os.environ.get(dispatch.FORCE, "")
+        if residual.device.type == "cpu" and not forced:
+            return None
+        return _chosen(op, str(residual.device), self.shape, residual.shape[0], forced)
 
     def _may_take(self, toggle: str, on: bool, tensor: Tensor, small: bool) -> bool:
         """Whether the seam writes over `tensor`; says why where the toggle is on and it does not."""
@@ -99,6 +121,13 @@ class Seam:
             self.markers.take(toggle)
         else:
             self.markers.refuse(toggle, "something still holds the memory that was written over")
+
+
+@lru_cache(maxsize=4096)
+def _chosen(op: str, device: str, shape: str, tokens: int, forced: str) -> Callable[..., mhc.SeamOutput]:
+    """The backend of an operation; asked for at every seam, so kept by what decides it."""
+    chosen = dispatch.backend(op, device, shape, tokens)
+    return partial(chosen.function, **chosen.parameters)
 
 
 _SEAM_HOLDERS = 2

@@ -54,10 +54,12 @@ class Layer:
     ) -> None:
         at = f"layers.{index}."
         self.attention_seam = Seam(
-            _seam_weights(dims, weights, f"{at}hc_attn", f"{at}attn_norm"), toggles, markers, workspace
+            _seam_weights(dims, weights, f"{at}hc_attn", f"{at}attn_norm"), toggles, markers, workspace, dims.name
         )
         self.attention = Attention(dims, index, weights, rope, toggles, markers, platform=platform)
-        self.moe_seam = Seam(_seam_weights(dims, weights, f"{at}hc_ffn", f"{at}ffn_norm"), toggles, markers, workspace)
+        self.moe_seam = Seam(
+            _seam_weights(dims, weights, f"{at}hc_ffn", f"{at}ffn_norm"), toggles, markers, workspace, dims.name
+        )
         self.moe = Moe(dims, index, weights)
 
     def forward(self, streams: Streams, step: Step, pages: LayerPages, workspace: Workspace) -> None:
