@@ -150,7 +150,8 @@ def pack_states(x: Tensor, layout: StateLayout, workspace: Workspace) -> tuple[T
             values = nope[:, columns].unflatten(1, (-1, width))
             scale = workspace.empty(values.shape[:2], torch.float32)
             quantize_(values, scale, data[:, columns].unflatten(1, (-1, width)))
-            torch.bitwise_right_shift(scale.view(torch.int32), 23, out=scales[:, groups])
+            # Not with out=: on CUDA a shift computes in the type of its out, here bytes.
+            scales[:, groups].copy_(scale.view(torch.int32).bitwise_right_shift_(23))
     return data, scales
 
 

@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from dsbench.parse.trace import decode_steps
-from impl.engine.config import Capture
+from impl import tokenizer
+from impl.dims import PICO
+from impl.engine.config import Capture, EngineConfig
 from impl.engine.graphs import GraphCache
 from impl.engine.request import Request
 from impl.engine.runner import Runner
+from impl.handshake import Handshake
+from impl.toggles import ToggleSet
 from tests.impl.engine.engines import boot_runner, generate, make_request, random_prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -104,3 +108,16 @@ def test_gpu_times_of_replayed_steps_are_read_by_the_harness(tmp_path: Path) -> 
     assert steps.steps >= 3
     assert 0.05 < steps.busy_ms <= steps.span_ms < 1000
     assert runner.step_times.stop(tmp_path) is None
+
+
+@pytest.mark.parametrize(("method", "capture"), [("none", "draft"), ("dspark", "draft"), ("dspark", "steps")])
+def test_the_shipped_model_answers_as_on_the_cpu(method: str, capture: Capture) -> None:
+    config = EngineConfig(
+        PICO, ToggleSet(), 1 << 30, device="cuda", speculative=method, capture=capture, eager=capture == "draft"
+    )
+    runner = Runner(config, Handshake(None))
+    runner.allocate_pages()
+    texts = ["17+25=", "7*8=", "Q: 36+47\nA:"]
+    requests = [make_request([tokenizer.BOS, *tokenizer.encode(text)], max_tokens=3) for text in texts]
+    generate(runner, requests)
+    assert [request.text.split() for request in requests] == [["42"], ["56"], ["83"]]
