@@ -55,6 +55,7 @@ from dsbench.progress import progress_bar
 from dsbench.records import BootEnded, BootStarted, Plan, PlannedBoot
 from dsbench.store import BOOTS, RecordWriter, check_room, load_records
 
+LOG = "engine.log"
 REFUSED = "ended with code 2"
 """An engine's answer to flags that cannot work; the first boot's ends the experiment before it begins."""
 
@@ -90,9 +91,8 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
     """
     engine = engine_of(plan, command)
     with RecordWriter(folder) as writer, locked(gpus_of(plan)), progress_bar(quiet=quiet) as progress:
+        end_strays(folder / BOOTS)
         ended, attempts = _history(plan, folder, writer)
-        if attempts:
-            end_strays(folder / BOOTS)
         writer.write(records.Run(time=_now(), pid=os.getpid(), harness_version=__version__, resumed=bool(attempts)))
         task = progress.add_task("boots", total=len(plan.boots), completed=len(ended))
         for planned in plan.boots:
@@ -130,7 +130,7 @@ def _storing(folder: Path) -> Iterator[None]:
 
 
 def _history(plan: Plan, folder: Path, writer: RecordWriter) -> tuple[set[int], dict[int, int]]:
-    """Boots that have ended, and attempts made so far; a boot without an end is marked interrupted."""
+    """Boots that have ended, and attempts made so far; one without an end is marked interrupted, its files cleaned."""
     reused = {boot.number for boot in plan.boots if boot.reused is not None}
     started: dict[int, int] = {}
     ended: dict[int, BootEnded] = {}
@@ -139,12 +139,13 @@ def _history(plan: Plan, folder: Path, writer: RecordWriter) -> tuple[set[int], 
             started[record.boot] = record.attempt
         elif isinstance(record, BootEnded):
             ended[record.boot] = record
+    planned = {boot.number: boot for boot in plan.boots}
     for boot, attempt in started.items():
         if boot not in ended or ended[boot].attempt < attempt:
             reason = "the harness stopped before this boot ended"
-            writer.write(
-                BootEnded(boot=boot, attempt=attempt, time=_now(), status="interrupted", reason=reason, seconds=0)
-            )
+            told = {"time": _now(), "status": "interrupted", "reason": reason, "seconds": 0}
+            facts = log_facts(_boot_dir(folder, planned[boot], attempt) / LOG, folder) if boot in planned else {}
+            writer.write(BootEnded.model_validate({"boot": boot, "attempt": attempt, **told, **facts}))
             ended.pop(boot, None)
     return {boot for boot, end in ended.items() if end.status != "interrupted"}, started
 
@@ -159,7 +160,7 @@ def _boot(
     tell: Callable[[str], None],
 ) -> BootEnded:
     """One engine, from an empty boot folder to the end of its process group; `tell` is told how far its start is."""
-    boot_dir = folder / BOOTS / (planned.folder if attempt == 1 else f"{planned.folder}-attempt{attempt}")
+    boot_dir = _boot_dir(folder, planned, attempt)
     arm = plan.arm(planned.arm)
     of_boot: dict[str, Any] = {"boot": planned.number, "attempt": attempt}
     # The record first: a harness that is killed in between must not find a folder that no attempt accounts for.
@@ -220,11 +221,15 @@ def _boot(
                 "reason": reason,
                 "seconds": time.monotonic() - start,
                 "ready_seconds": ready_seconds,
-                **log_facts(boot_dir / "engine.log", folder),
+                **log_facts(boot_dir / LOG, folder),
             }
         )
         writer.write(ended)
     return ended
+
+
+def _boot_dir(folder: Path, planned: PlannedBoot, attempt: int) -> Path:
+    return folder / BOOTS / (planned.folder if attempt == 1 else f"{planned.folder}-attempt{attempt}")
 
 
 def _wait(running: Running, plan: Plan) -> str | None:

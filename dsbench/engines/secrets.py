@@ -6,7 +6,8 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +45,39 @@ def redact_object(content: bytes, environment: Mapping[str, str] = os.environ) -
 
 
 def redact_files(folder: Path, environment: Mapping[str, str] = os.environ) -> None:
-    """Take secrets out of the files under a folder that hold one, as bytes; links are left alone."""
+    """Take secrets out of the files under a folder that hold one, as bytes; links are left alone.
+
+    Every file is tried; then the first OSError is raised, if there was one.
+    """
+    if folder.is_symlink():
+        return
     forms = {form for value in _values(environment) for form in _forms(value)}
+    failed: list[OSError] = []
     for path in sorted(folder.rglob("*")) if forms else ():
-        if path.is_symlink() or not path.is_file() or not path.stat().st_size:
+        try:
+            if not path.is_symlink() and path.is_file() and path.stat().st_size:
+                _redact_file(path, forms)
+        except FileNotFoundError:  # an engine's temporary file that is gone
             continue
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            found = [form for form in forms if content.find(form) >= 0]
-        if found:
-            clean = path.read_bytes()
-            for form in sorted(found, key=len, reverse=True):
-                clean = clean.replace(form, REDACTED.encode())
-            path.write_bytes(clean)
+        except OSError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _redact_file(path: Path, forms: Collection[bytes]) -> None:
+    """In its place, so that a full disk cannot take the file away."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        found = [form for form in forms if content.find(form) >= 0]
+    if not found:
+        return
+    clean = path.read_bytes()
+    for form in sorted(found, key=len, reverse=True):
+        clean = clean.replace(form, REDACTED.encode())
+    path.chmod(path.stat().st_mode | stat.S_IWUSR)
+    with path.open("r+b") as file:
+        file.write(clean)
+        file.truncate()
 
 
 def _values(environment: Mapping[str, str]) -> Iterator[str]:

@@ -1,12 +1,14 @@
 """A planted key is in nothing that a run writes or prints, and names from outside never leave their folder."""
 
 import gzip
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,8 @@ from dsbench.builds import parse_arm
 from dsbench.engines.secrets import redact_files, redact_object, refuse_secrets
 from dsbench.engines.vllm import free_port
 from dsbench.errors import InputError
-from dsbench.records import RECORD
-from dsbench.store import BOOTS
+from dsbench.records import RECORD, BootEnded
+from dsbench.store import BOOTS, load_records
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {
@@ -51,10 +53,8 @@ repeats = 1
 """
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """Folder and output of `ab` and everything that reads its result, around an engine that tells its keys."""
-    place = tmp_path_factory.mktemp("telling")
+def telling(place):
+    """Arguments of `dsbench ab` in `place` for an engine that tells its keys, and the environment that holds them."""
     (place / "suite.toml").write_text(SUITE)
     port = free_port()
     line = json.dumps([sys.executable, str(ROOT / "tests/dsbench/telling_engine.py"), "--port", str(port), "{args}"])
@@ -66,6 +66,16 @@ def ran(tmp_path_factory):
     (place / "rig.toml").write_text(rig)
     environment = {**os.environ, **KEYS, "PYTHONPATH": str(ROOT)}
     environment.pop("FAKE_FAULT", None)
+    asked = ("--engine", "command", "--rig", "rig.toml", "--suite", "suite.toml", "--serve-args", "--dims pico")
+    env = [part for name in KEYS if name != "DSBENCH_API_KEY" for part in ("--env", name)]
+    return ["ab", "-t", "mhc_input_reuse", *asked, *env], environment
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Folder and output of `ab` and everything that reads its result, around an engine that tells its keys."""
+    place = tmp_path_factory.mktemp("telling")
+    asked, environment = telling(place)
     said = []
 
     def dsbench(*args):
@@ -75,9 +85,7 @@ def ran(tmp_path_factory):
         assert b"Traceback" not in said[-1], said[-1].decode()
         return done
 
-    asked = ("--engine", "command", "--rig", "rig.toml", "--suite", "suite.toml", "--serve-args", "--dims pico")
-    env = [part for name in KEYS if name != "DSBENCH_API_KEY" for part in ("--env", name)]
-    done = dsbench("ab", "-t", "mhc_input_reuse", *asked, *env, "--gate", "--junit", "ab.xml")
+    done = dsbench(*asked, "--gate", "--junit", "ab.xml")
     assert done.returncode in (1, 3, 4), said
     (folder,) = (place / "results").iterdir()
     dsbench("report", str(folder))
@@ -122,6 +130,32 @@ def test_no_part_of_a_key_is_in_any_file_or_line(ran):
     assert {name: found for name, content in files.items() if (found := leaks(content))} == {}
 
 
+@pytest.mark.slow
+def test_what_a_killed_run_left_is_cleaned_when_it_goes_on(tmp_path):
+    """The log of a boot that kill -9 ended with its harness, too: nobody cleaned it then."""
+    asked, environment = telling(tmp_path)
+    line = [sys.executable, "-P", "-m", "dsbench"]
+    where = {"cwd": tmp_path, "env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*line, *asked], **where) as harness:
+        try:
+            deadline = time.monotonic() + 60
+            while not (cut := [p for p in tmp_path.glob("results/*/boots/02-*/*") if leaks(p.read_bytes())]):
+                assert time.monotonic() < deadline
+                assert harness.poll() is None
+        finally:
+            harness.kill()
+    (folder,) = (tmp_path / "results").iterdir()
+    done = subprocess.run([*line, "ab", "--resume", str(folder)], check=False, **where)
+    assert done.returncode in (1, 3, 4)
+    assert {p: found for p in folder.rglob("*") if p.is_file() and (found := leaks(p.read_bytes()))} == {}
+    assert all(b"[redacted]" in path.read_bytes() for path in cut if path.exists())
+    ends = [x for x in load_records(folder)[0] if isinstance(x, BootEnded) and x.boot == 2]
+    assert [end.status for end in ends] == ["interrupted", "ok"]
+    log = folder / ends[0].log
+    assert log.parent.name.startswith("02-")
+    assert ends[0].log_sha256 == hashlib.sha256(log.read_bytes()).hexdigest()
+
+
 def test_a_record_without_a_secret_keeps_its_bytes_and_one_with_it_its_shape():
     line = b'{"boot":1,"attempt":1,"record":"finding","code":"x","text":"say record-42"}'
     assert redact_object(line, {"A_KEY": "nothing like it"}) is line
@@ -141,6 +175,36 @@ def test_files_of_a_boot_are_cleaned_but_not_what_links_lead_to(tmp_path):
     redact_files(boot, {"MY_KEY": "abcdefgh"})
     assert (boot / "log").read_bytes() == b"\xff key [redacted]\0[redacted]"
     assert outside.read_bytes() == b"key abcdefgh"
+
+
+def test_files_that_are_read_only_or_gone_do_not_keep_others_from_being_cleaned(tmp_path, monkeypatch):
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"key abcdefgh")
+    (tmp_path / "b").chmod(0o400)
+    (tmp_path / "d").write_bytes(b"x")
+    opened = Path.open
+
+    def failing(path, *args, **options):
+        if path.name == "a":
+            raise PermissionError(13, "Permission denied", str(path))
+        if path.name == "d":
+            raise FileNotFoundError(2, "gone", str(path))
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", failing)
+    with pytest.raises(PermissionError):
+        redact_files(tmp_path, {"MY_KEY": "abcdefgh"})
+    monkeypatch.undo()
+    assert [(tmp_path / name).read_bytes() for name in "bc"] == [b"key [redacted]"] * 2
+
+
+def test_a_folder_that_is_a_link_is_left_alone(tmp_path):
+    """What a stored result of somebody else may hold: its boot's folder leads home."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "profile").write_bytes(b"export MY_KEY=abcdefgh")
+    (tmp_path / "02-base").symlink_to(tmp_path / "home")
+    redact_files(tmp_path / "02-base", {"MY_KEY": "abcdefgh"})
+    assert (tmp_path / "home" / "profile").read_bytes() == b"export MY_KEY=abcdefgh"
 
 
 def test_a_secret_in_arguments_is_refused(monkeypatch):
