@@ -75,9 +75,9 @@ def _redact_file(path: Path, forms: Collection[bytes]) -> None:
     for form in sorted(found, key=len, reverse=True):
         clean = clean.replace(form, REDACTED.encode())
     path.chmod(path.stat().st_mode | stat.S_IWUSR)
-    with path.open("r+b") as file:
-        file.write(clean)
-        file.truncate()
+    with path.open("r+b") as place:
+        place.write(clean)
+        place.truncate()
 
 
 def _values(environment: Mapping[str, str]) -> Iterator[str]:
