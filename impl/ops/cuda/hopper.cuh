@@ -1,4 +1,5 @@
-// Hopper's instructions as functions: 16-byte streaming accesses, mma, clusters, barriers that count bytes.
+// Hopper's instructions as functions: 16-byte accesses, mma, clusters, barriers that count bytes. Nothing else here has
+// assembly, so that the kernels also run where these functions are written in C++ (tests/impl/ops/cuda/emulator).
 
 #pragma once
 
@@ -14,6 +15,46 @@ __device__ __forceinline__ uint4 load16(const __nv_bfloat16* p) {
 
 __device__ __forceinline__ void store16(__nv_bfloat16* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("st.global.cs.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+__device__ __forceinline__ uint4 load16_cached(const __nv_bfloat16* p) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+// Past the first-level cache, which may hold what was there before the first kernel wrote.
+__device__ __forceinline__ uint4 load16_fresh(const __nv_bfloat16* p) {
+    uint4 v;
+    asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+__device__ __forceinline__ float load_fresh(const float* p) {
+    float v;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));
+    return v;
+}
+
+// How a stream of bytes that is read or written once goes past the caches.
+enum Hint { STREAMING = 0, PLAIN = 1, NO_ALLOCATE = 2 };
+
+template <int HINT>
+__device__ __forceinline__ uint4 load(const __nv_bfloat16* p) {
+    uint4 v;
+    if (HINT == STREAMING)
+        asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    else if (HINT == PLAIN)
+        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    else
+        asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+template <int HINT>
+__device__ __forceinline__ void store(__nv_bfloat16* p, const uint32_t (&v)[4]) {
+    if (HINT == STREAMING) store16(p, v[0], v[1], v[2], v[3]);
+    else *(uint4*)p = make_uint4(v[0], v[1], v[2], v[3]);
 }
 
 __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
@@ -91,6 +132,21 @@ __device__ __forceinline__ void barrier_of(int number, int threads) {
 __device__ __forceinline__ void fetch(float* place, const float* from, uint32_t bytes, uint64_t* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(shared_address(place)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+}
+
+__device__ __forceinline__ float reciprocal(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
+// Dependents of this grid may be launched now; they wait for its end. Both do nothing where there are none.
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+__device__ __forceinline__ char* dynamic_shared() {
+    extern __shared__ __align__(16) char raw[];
+    return raw;
 }
 
 __device__ __forceinline__ float quad_sum(float v) {

@@ -346,8 +346,7 @@ struct Block {
 
 template <class CUT, bool MEAN>
 __global__ void __launch_bounds__(CUT::CHAINS * CUT::WARPS * 32, CUT::RESIDENT) mhc_kernel(const Args a) {
-    extern __shared__ __align__(16) char raw[];
-    Shared<CUT>& s = *reinterpret_cast<Shared<CUT>*>(raw);
+    Shared<CUT>& s = *reinterpret_cast<Shared<CUT>*>(dynamic_shared());
     const int rank = cluster_rank();
     Block<CUT, MEAN> b(a, s, rank);
     const int first = blockIdx.x / CUT::CLUSTER * CUT::CHAINS + b.number, step = gridDim.x / CUT::CLUSTER * CUT::CHAINS;

@@ -9,25 +9,6 @@
 
 constexpr int SUMS = 32, MIXERS = HIDDEN / 8;  // a token's sums of one split, padded; threads that mix 8 columns each
 
-__device__ __forceinline__ uint4 load16_cached(const __nv_bfloat16* p) {
-    uint4 v;
-    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
-// Past the first-level cache, which may hold what was there before the first kernel wrote.
-__device__ __forceinline__ uint4 load16_fresh(const __nv_bfloat16* p) {
-    uint4 v;
-    asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
-__device__ __forceinline__ float load_fresh(const float* p) {
-    float v;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));
-    return v;
-}
-
 // Two columns of new stream j in vLLM's rounding order; c: comb[0..3][j].
 __device__ __forceinline__ uint32_t new_pair(float post, const float (&c)[4], uint32_t y, const uint32_t (&r)[4]) {
     float lo = __fmul_rn(c[0], low(r[0])), hi = __fmul_rn(c[0], high(r[0]));
@@ -43,7 +24,7 @@ __global__ void __launch_bounds__(GROUPS * 128) sums_kernel(const Args a, float*
     __shared__ float products[WARPS][TILE * OUTPUTS];
     __shared__ float squares[WARPS][TILE];
     __shared__ uint32_t made[MEAN ? WARPS : 1][2][4][32];
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    launch_dependents();
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, j = warp % STREAMS, group = warp / STREAMS;
     const int column = (blockIdx.x * GROUPS + group) * 32 + (lane & 3) * 8, first_token = blockIdx.y * TILE;
     float f[N][8] = {};
@@ -157,7 +138,7 @@ __global__ void __launch_bounds__(MIXERS + (MODE == HEAD ? 0 : 32)) inputs_kerne
     const bool mixes = warp < WARPS;
     float w[8] = {};
     if (MODE != HEAD && mixes) *(float4*)w = *(const float4*)(a.norm + column), *(float4*)(w + 4) = *(const float4*)(a.norm + column + 4);
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_prerequisites();
     uint4 v[STREAMS] = {}, y = {};
     if (mixes) {
         float sum = 0;
@@ -229,16 +210,17 @@ __global__ void __launch_bounds__(MIXERS + (MODE == HEAD ? 0 : 32)) inputs_kerne
 template <Mode MODE, bool MEAN, int GROUPS>
 int launch(const Args& a, float* sums, cudaStream_t stream) {
     constexpr int SPLITS = HIDDEN / 32 / GROUPS;
-    sums_kernel<MODE, MEAN, GROUPS><<<dim3(SPLITS, (a.tokens + TILE - 1) / TILE), GROUPS * 128, 0, stream>>>(a, sums);
-    cudaError_t error = cudaGetLastError();
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(SPLITS, (a.tokens + TILE - 1) / TILE);
+    config.blockDim = dim3(GROUPS * 128);
+    config.stream = stream;
+    cudaError_t error = cudaLaunchKernelEx(&config, sums_kernel<MODE, MEAN, GROUPS>, a, sums);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
     config.gridDim = dim3(a.tokens);
     config.blockDim = dim3(MIXERS + (MODE == HEAD ? 0 : 32));
-    config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, inputs_kernel<MODE, SPLITS>, a, (const float*)sums);

@@ -57,12 +57,6 @@ struct Shared {
     Chain<CUT> chain[CUT::CHAINS];
 };
 
-__device__ __forceinline__ float reciprocal(float v) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-    return r;
-}
-
 __device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + __expf(-v)); }
 
 // fn's columns of this block in the order in which lanes need them: lane (n, t) of an 8x32 patch holds row n,

@@ -2,27 +2,6 @@
 
 #include "mhc_parts.cuh"
 
-// How a stream of bytes that is read or written once goes past the caches.
-enum Hint { STREAMING = 0, PLAIN = 1, NO_ALLOCATE = 2 };
-
-template <int HINT>
-__device__ __forceinline__ uint4 load(const __nv_bfloat16* p) {
-    uint4 v;
-    if (HINT == STREAMING)
-        asm volatile("ld.global.cs.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    else if (HINT == PLAIN)
-        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    else
-        asm volatile("ld.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
-template <int HINT>
-__device__ __forceinline__ void store(__nv_bfloat16* p, const uint32_t (&v)[4]) {
-    if (HINT == STREAMING) store16(p, v[0], v[1], v[2], v[3]);
-    else *(uint4*)p = make_uint4(v[0], v[1], v[2], v[3]);
-}
-
 template <int THREADS, int HINT, bool MEAN>
 __global__ void __launch_bounds__(THREADS) post_kernel(const Args a) {
     constexpr int PARTS = HIDDEN / 8 / THREADS;
@@ -61,10 +40,12 @@ __global__ void __launch_bounds__(THREADS) post_kernel(const Args a) {
 
 template <int THREADS, int HINT>
 int launch(const Args& a, cudaStream_t stream) {
-    const int blocks = a.tokens * (HIDDEN / 8 / THREADS);
-    if (a.mean != nullptr) post_kernel<THREADS, HINT, true><<<blocks, THREADS, 0, stream>>>(a);
-    else post_kernel<THREADS, HINT, false><<<blocks, THREADS, 0, stream>>>(a);
-    return cudaGetLastError();
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(a.tokens * (HIDDEN / 8 / THREADS));
+    config.blockDim = dim3(THREADS);
+    config.stream = stream;
+    if (a.mean != nullptr) return cudaLaunchKernelEx(&config, post_kernel<THREADS, HINT, true>, a);
+    return cudaLaunchKernelEx(&config, post_kernel<THREADS, HINT, false>, a);
 }
 
 // The mean where `mean` is given, else the streams. Returns a cudaError_t; -1 for what was not compiled.

@@ -1,0 +1,93 @@
+"""The CUDA kernels compiled as C++ and run on a CPU, a fiber a thread, in random order: what they compute, not how fast.
+
+Only the functions of `hopper.cuh`, which are instructions, are written anew (`emulator/`); kernels, index maps, barriers
+and byte counts are the ones a GPU runs. A barrier that not all come to, or bytes that nobody sends, end the process.
+"""
+
+import ctypes
+import shutil
+import subprocess
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from impl.ops import mhc, mhc_cases
+from impl.ops.cuda import build
+from impl.ops.cuda import mhc as kernels
+
+COMPILER = shutil.which("g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="a C++ compiler builds the emulated kernels")
+HIDDEN = kernels.HIDDEN
+GEN = torch.Generator()
+
+
+def normal(*shape):
+    return torch.randn(shape, generator=GEN)
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("emulated")
+    shutil.copy(build.SOURCES / "mhc_parts.cuh", folder)
+    for path in Path(__file__).with_name("emulator").iterdir():
+        shutil.copy(path, folder)
+    made = {}
+    for name in ("mhc", "mhc_few", "mhc_post"):
+        source = shutil.copy(build.SOURCES / f"{name}.cu", folder / f"{name}.cpp")
+        target = folder / f"{name}.so"
+        flags = "-std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -w -fPIC -shared".split()
+        subprocess.run([COMPILER, *flags, "-I", folder, "-o", target, source], check=True)
+        made[name] = ctypes.CDLL(str(target))
+        getattr(made[name], f"{name}_error").restype = ctypes.c_char_p
+    return made
+
+
+@pytest.fixture
+def emulated(libraries, monkeypatch):
+    GEN.manual_seed(1)
+    seam = mhc.SeamWeights(
+        normal(24, 4 * HIDDEN) / 128, 1 + 0.1 * normal(3), 0.1 * normal(24), 1 + 0.1 * normal(HIDDEN), 1e-6, 1e-6, 20
+    )
+    head = mhc.HeadWeights(normal(4, 4 * HIDDEN) / 128, 1 + 0.1 * normal(1), 0.1 * normal(4), 1e-6, 1e-6)
+    monkeypatch.setattr(kernels, "_library", lambda name, _device: libraries[name])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: types.SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(mhc_cases, "acts", lambda n, _seed: acts(n))
+    monkeypatch.setattr(mhc_cases, "weights", lambda: (seam, head))
+
+
+def acts(n):
+    """Mixing matrices far from symmetric, so that a transposed one is seen."""
+    comb = torch.softmax(3 * normal(n, 4, 4), -1)
+    return mhc_cases.Acts(normal(n, 4, HIDDEN).bfloat16(), normal(n, HIDDEN).bfloat16(), 2 * normal(n, 4).sigmoid(), comb)
+
+
+def tokens_of(variant):
+    """A ragged last tile; for clusters more tiles than chains, two clusters at once, so that every buffer is used again."""
+    if "cluster" in variant:
+        return [16 * 2 * variant["chains"] * 2 + 5]
+    return [1, 17]
+
+
+@pytest.mark.parametrize(("op", "variant"), [(op, v) for op, points in kernels.VARIANTS.items() for v in points])
+def test_against_the_reference_and_in_place_against_fresh(emulated, op, variant):
+    for n in tokens_of(variant):
+        found = mhc_cases.check(op, kernels.OPERATIONS[op], dict(variant), n)
+        assert found["ok"], (n, found)
+
+
+@pytest.mark.parametrize("variant", [{"splits": 128}, {"cluster": 16, "warps": 8, "chains": 2}])
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
+    a = acts(21)
+    batch = kernels.seam(*a.all(), mhc_cases.weights()[0], **variant)
+    part = tuple(t[18:19].clone() for t in a.all())
+    alone = kernels.seam(*part, mhc_cases.weights()[0], **variant)
+    assert all(torch.equal(x[18:19], y) for x, y in zip(batch, alone, strict=True))
+
+
+def test_what_was_not_compiled_is_named(emulated):
+    with pytest.raises(RuntimeError, match=r"mhc\.cu: no kernel of cluster 4, warps 8"):
+        kernels.seam(*acts(1).all(), mhc_cases.weights()[0], cluster=4)
+    with pytest.raises(RuntimeError, match=r"mhc_few\.cu: no kernel of splits 3"):
+        kernels.pre(acts(1).residual, mhc_cases.weights()[0], splits=3)
