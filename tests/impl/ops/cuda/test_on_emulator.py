@@ -1,7 +1,8 @@
-"""The CUDA kernels compiled as C++ and run on a CPU, a fiber a thread, in random order: what they compute, not how fast.
+"""The CUDA kernels compiled as C++ and run on a CPU, a fiber a thread, in random order: what they compute.
 
-Only the functions of `hopper.cuh`, which are instructions, are written anew (`emulator/`); kernels, index maps, barriers
-and byte counts are the ones a GPU runs. A barrier that not all come to, or bytes that nobody sends, end the process.
+Only the functions of `hopper.cuh`, which are instructions, are written anew (`emulator/`); kernels, index maps,
+barriers and byte counts are the ones a GPU runs. A barrier that not all come to, or bytes that nobody sends, end the
+process.
 """
 
 import ctypes
@@ -19,6 +20,7 @@ from impl.ops.cuda import mhc as kernels
 
 COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="a C++ compiler builds the emulated kernels")
+FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-fPIC", "-shared"]
 HIDDEN = kernels.HIDDEN
 GEN = torch.Generator()
 
@@ -37,8 +39,7 @@ def libraries(tmp_path_factory):
     for name in ("mhc", "mhc_few", "mhc_post"):
         source = shutil.copy(build.SOURCES / f"{name}.cu", folder / f"{name}.cpp")
         target = folder / f"{name}.so"
-        flags = "-std=c++17 -O1 -ffp-contract=off -fno-strict-aliasing -w -fPIC -shared".split()
-        subprocess.run([COMPILER, *flags, "-I", folder, "-o", target, source], check=True)
+        subprocess.run([COMPILER, *FLAGS, "-I", folder, "-o", target, source], check=True)
         made[name] = ctypes.CDLL(str(target))
         getattr(made[name], f"{name}_error").restype = ctypes.c_char_p
     return made
@@ -60,14 +61,13 @@ def emulated(libraries, monkeypatch):
 def acts(n):
     """Mixing matrices far from symmetric, so that a transposed one is seen."""
     comb = torch.softmax(3 * normal(n, 4, 4), -1)
-    return mhc_cases.Acts(normal(n, 4, HIDDEN).bfloat16(), normal(n, HIDDEN).bfloat16(), 2 * normal(n, 4).sigmoid(), comb)
+    post = 2 * normal(n, 4).sigmoid()
+    return mhc_cases.Acts(normal(n, 4, HIDDEN).bfloat16(), normal(n, HIDDEN).bfloat16(), post, comb)
 
 
 def tokens_of(variant):
-    """A ragged last tile; for clusters more tiles than chains, two clusters at once, so that every buffer is used again."""
-    if "cluster" in variant:
-        return [16 * 2 * variant["chains"] * 2 + 5]
-    return [1, 17]
+    """A ragged last tile; for a cluster three tiles for its first chain, so that every buffer is used again."""
+    return [16 * 2 * variant["chains"] + 5] if "cluster" in variant else [1, 17]
 
 
 @pytest.mark.parametrize(("op", "variant"), [(op, v) for op, points in kernels.VARIANTS.items() for v in points])
@@ -75,6 +75,16 @@ def test_against_the_reference_and_in_place_against_fresh(emulated, op, variant)
     for n in tokens_of(variant):
         found = mhc_cases.check(op, kernels.OPERATIONS[op], dict(variant), n)
         assert found["ok"], (n, found)
+
+
+def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
+    """Three at once in a library of its own: one keeps how many fit."""
+    library = ctypes.CDLL(str(shutil.copy(libraries["mhc"]._name, tmp_path / "own.so")))
+    ctypes.c_int.in_dll(library, "emulator_resident").value = 3
+    monkeypatch.setattr(kernels, "_library", lambda _name, _device: library)
+    found = mhc_cases.check("mhc_seam", kernels.seam, {"cluster": 8, "warps": 8, "chains": 1}, 16 * 4 + 1)
+    assert found["ok"], found
+    assert ctypes.c_int.in_dll(library, "emulator_clusters").value == 3
 
 
 @pytest.mark.parametrize("variant", [{"splits": 128}, {"cluster": 16, "warps": 8, "chains": 2}])

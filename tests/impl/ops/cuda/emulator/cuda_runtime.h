@@ -222,9 +222,13 @@ struct cudaLaunchConfig_t {
 };
 template <class K>
 cudaError_t cudaFuncSetAttribute(K, int, size_t) { return cudaSuccess; }
+extern "C" {
+__attribute__((used)) inline int emulator_resident = 1;  // clusters that fit at once
+__attribute__((used)) inline int emulator_clusters = 0;  // of the last launch
+}
 template <class K>
 cudaError_t cudaOccupancyMaxActiveClusters(int* found, K, const cudaLaunchConfig_t*) {
-    *found = 2;
+    *found = emulator_resident;
     return cudaSuccess;
 }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulator"; }
@@ -234,6 +238,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
     unsigned size = 1;
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) size = config->attrs[i].val.clusterDim.x;
+    emulator_clusters = (int)(config->gridDim.x / size);
     for (unsigned y = 0; y < config->gridDim.y; y++)
         for (unsigned x = 0; x < config->gridDim.x; x += size) {
             auto c = emulator::make_cluster(size, dim3(x, y, 0), config->gridDim, config->blockDim, config->dynamicSmemBytes);
