@@ -1,0 +1,70 @@
+"""Compile Triton's mHC and query kernels for compute capability 9.0, without a GPU: one JSON line of counts a kernel."""
+
+import json
+import re
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from impl.ops.triton import kv_insert, mhc, mhc_gates, query
+
+BF16, FP32, INT64, INT32 = "*bf16", "*fp32", "*i64", "i32"
+OLD = {"residual": BF16, "y": BF16, "post": FP32, "comb": FP32}
+GATES = {"sums": FP32, "scale": FP32, "base": FP32, "n_tokens": INT32, "splits": INT32, "rms_eps": "fp32",
+         "hc_eps": "fp32"}  # fmt: skip
+POST = {"H": 4096, "TOKENS": 2, "COLUMNS": 512}
+KERNELS = {
+    "post": (mhc._post_kernel, {**OLD, "out": BF16, "n_tokens": INT32}, {**POST, "MEAN": False, "KEEP": "evict_first"}),
+    "post_mean": (mhc._post_kernel, {**OLD, "out": BF16, "n_tokens": INT32}, {**POST, "MEAN": True, "KEEP": ""}),
+    "sums": (
+        mhc._sums_kernel, {**OLD, "fn": FP32, "new": BF16, "mean": BF16, "sums": FP32, "n_tokens": INT32},
+        {"H": 4096, "TOKENS": 32, "COLUMNS": 32, "SPAN": 1024, "ROWS": 24, "WIDTH": 32, "POST": True, "STORE": True,
+         "MEAN": False, "OPERAND": tl.bfloat16, "EARLY": True},
+    ),
+    "head": (
+        mhc._head_kernel, {**OLD, **GATES, "out": BF16},
+        {"H": 4096, "COLUMNS": 1024, "SPLITS": 4, "ROWS": 4, "WIDTH": 16, "EARLY": True},
+    ),
+    "input": (
+        mhc_gates.input_kernel,
+        {**GATES, "streams": BF16, "norm": FP32, "post_out": FP32, "comb_out": FP32, "out": BF16,
+         "gate_programs": INT32, "post_mult": "fp32"},
+        {"H": 4096, "COLUMNS": 4096, "SPLITS": 4, "ROWS": 24, "WIDTH": 32, "TOKENS": 64, "ITERS": 20, "EARLY": True},
+    ),
+    "query": (
+        query._query_kernel,
+        {"q": BF16, "out": BF16, "positions": INT64, "table": FP32, "eps": FP32, "heads": INT32, "q_stride": INT32,
+         "out_stride": INT32},
+        {"PAIRS": 32, "HEADS": 2, "D": 512, "KEEP": "evict_first"},
+    ),
+    "insert": (
+        kv_insert._insert_kernel,
+        {"kv": BF16, "positions": INT64, "table": FP32, "slots": INT64, "pages": "*u8", "n": INT32, "kv_stride": INT32,
+         "page_bytes": INT32, "scales_at": INT32, "per_page": INT32},
+        {"PAIRS": 32, "ROWS": 4, "D": 512, "NOPE": 448, "GROUP": 64, "DATA_BYTES": 576, "SCALE_BYTES": 8},
+    ),
+}  # fmt: skip
+
+
+def compiled(kernel, types, constants):
+    """PTX with pointers and strides that are multiples of 16, as the ones of whole tensors are."""
+    names = kernel.arg_names
+    aligned = [name for name, kind in types.items() if kind.startswith("*") or name.endswith("stride")]
+    source = ASTSource(
+        fn=kernel, signature={name: types.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )  # fmt: skip
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+
+
+if __name__ == "__main__":
+    for label, (kernel, types, constants) in KERNELS.items():
+        ptx = compiled(kernel, types, constants)
+        loads, stores = (re.findall(rf"{what}\.global[.\w:]*", ptx) for what in ("ld", "st"))
+        print(json.dumps({
+            "kernel": label, "loads": len(loads), "wide_loads": sum(".v4." in load for load in loads),
+            "stores": len(stores), "wide_stores": sum(".v4." in store for store in stores),
+        }))  # fmt: skip
