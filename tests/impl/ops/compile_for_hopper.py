@@ -1,4 +1,4 @@
-"""Compile Triton's mHC and query kernels for compute capability 9.0, without a GPU: one JSON line of counts a kernel."""
+"""Compile Triton's mHC and query kernels for compute capability 9.0 without a GPU: a JSON line of counts a kernel."""
 
 import json
 import re
