@@ -133,7 +133,7 @@ def _text_of(path: Path) -> str | None:
 def _other(path: Path, text: str, clean: Redaction) -> str:
     try:
         return _json(clean.value(json.loads(text)))
-    except ValueError:
+    except (ValueError, RecursionError):
         return clean.text(text)
 
 
@@ -144,7 +144,7 @@ def _json(content: Any) -> str:
 def _tar(files: dict[str, bytes]) -> bytes:
     """Nothing in it depends on the time, the user or the file system."""
     plain = io.BytesIO()
-    with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), 0o644

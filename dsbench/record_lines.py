@@ -91,6 +91,8 @@ def read_records(path: Path) -> tuple[list[Record], list[str]]:
     FileNotFoundError if there is no file.
     """
     try:
+        if not path.is_file() and path.exists():
+            raise InputError(f"{path} is not a plain file")
         with path.open("rb") as file, without_collection():
             return _read(path, file)
     except FileNotFoundError:

@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable
 from datetime import datetime
@@ -32,13 +33,32 @@ ROOM = 64 * 1024
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step, on the disk before it has its name."""
+    """As `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file in one step, on the disk before it has its name; what cannot be written leaves nothing.
+
+    A device or a pipe is written to. OSError, which names the path.
+    """
     draft = path.with_name(f".{path.name}.tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+        draft.unlink(missing_ok=True)  # of a writer that was killed, or a link that leads elsewhere
+        with draft.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 def create(plan: Plan, out: Path) -> Path:
@@ -46,11 +66,15 @@ def create(plan: Plan, out: Path) -> Path:
     folder = out / plan.id
     try:
         folder.mkdir(parents=True)
-        (folder / BOOTS).mkdir()
-        write_text(folder / PLAN, plan.model_dump_json(indent=1) + "\n")
     except FileExistsError:
         raise InputError(f"result {folder} is there already; give another --out, or --resume it") from None
     except OSError as error:
+        raise InputError(f"cannot write results to {out}: {error.strerror or error}") from None
+    try:
+        (folder / BOOTS).mkdir()
+        write_text(folder / PLAN, plan.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
         raise InputError(f"cannot write results to {out}: {error.strerror or error}") from None
     return folder
 
@@ -58,7 +82,7 @@ def create(plan: Plan, out: Path) -> Path:
 def resolve(name: str, out: Path = Path("results")) -> Path:
     """A result's folder from its path, or from its id under `out`. InputError otherwise."""
     for folder in (Path(name), out / name):
-        if (folder / PLAN).is_file():
+        if os.path.isfile(folder / PLAN):  # False also for what no path can be
             return folder
     if re.fullmatch(r"[\w.,=+-]+", name) and out.is_dir():
         near = sorted(f.name for f in out.glob(f"*{name}*") if (f / PLAN).is_file())
@@ -69,15 +93,28 @@ def resolve(name: str, out: Path = Path("results")) -> Path:
     raise InputError(f"no result at '{name}' (no {PLAN} there or under {out}/): give a folder or an id")
 
 
-def load_plan(folder: Path) -> Plan:
+def _content(path: Path) -> bytes:
+    """Of a plain file: a pipe would be waited for. FileNotFoundError where there is nothing, else InputError."""
     try:
-        return Plan.model_validate_json((folder / PLAN).read_bytes())
+        if not path.is_file() and path.exists():
+            raise InputError(f"{path} is not a plain file")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+
+
+def load_plan(folder: Path) -> Plan:
+    """The stored plan. InputError if there is none, or none that this version reads."""
+    try:
+        return Plan.model_validate_json(_content(folder / PLAN))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{folder / PLAN} is not a plan this version reads: {where} {first['msg']}") from None
-    except OSError as error:
-        raise InputError(f"{folder / PLAN}: {error.strerror or error}") from None
+    except FileNotFoundError as error:
+        raise InputError(f"{folder / PLAN}: {error.strerror}") from None
 
 
 def load_records(folder: Path) -> tuple[list[Record], list[str]]:
@@ -91,7 +128,7 @@ def load_records(folder: Path) -> tuple[list[Record], list[str]]:
 def load_verdict(folder: Path) -> ExperimentVerdict | None:
     """The stored verdict; None if there is none yet."""
     try:
-        return ExperimentVerdict.model_validate_json((folder / VERDICTS).read_bytes())
+        return ExperimentVerdict.model_validate_json(_content(folder / VERDICTS))
     except FileNotFoundError:
         return None
     except ValidationError as error:
@@ -101,7 +138,12 @@ def load_verdict(folder: Path) -> ExperimentVerdict | None:
 
 
 def save_verdict(folder: Path, verdict: ExperimentVerdict) -> None:
-    write_text(folder / VERDICTS, verdict.model_dump_json(indent=1) + "\n")
+    """Store a verdict. ResultsLost where that is not possible."""
+    try:
+        write_text(folder / VERDICTS, verdict.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        told = f"cannot write {folder / VERDICTS}: {error.strerror or error}"
+        raise ResultsLost(f"{told}; the records are whole: mend it, then dsbench judge {folder}") from None
 
 
 def check_room(folder: Path) -> None:
@@ -119,6 +161,11 @@ def check_room(folder: Path) -> None:
             probe.unlink()
 
 
+def _no_link(path: str, flags: int) -> int:
+    """An opener that follows no link: what is appended belongs to the result and to no other file."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 class RecordWriter:
     """Appends records, each on the disk before the next and told by it; one writer a folder.
 
@@ -132,7 +179,7 @@ class RecordWriter:
 
     def __enter__(self) -> RecordWriter:
         try:
-            self._file = self._path.open("ab+", buffering=0)
+            self._file = open(self._path, "ab+", buffering=0, opener=_no_link)
         except OSError as error:
             raise ResultsLost(f"cannot write {self._path}: {error.strerror or error}") from None
         try:

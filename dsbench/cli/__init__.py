@@ -21,6 +21,8 @@ USAGE_ERROR = 2
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
 READER_LEFT = 141
+LONGEST_NAME = 300
+"""Characters of a file's name in an error."""
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,20 @@ class CommandLine(click.Group):
         except (click.Abort, KeyboardInterrupt):
             click.echo("dsbench: interrupted", err=True)
             sys.exit(INTERRUPTED)
+        except OSError as error:
+            if error.filename is None:
+                _internal_error()
+            _refuse(f"{str(error.filename)[:LONGEST_NAME]}: {error.strerror}")
         except Exception:
-            # Python's own exit code for this would be 1, which is a verdict's.
-            traceback.print_exc()
-            click.echo("dsbench: this is a defect of dsbench, not a verdict; please report the lines above", err=True)
-            sys.exit(INTERNAL_ERROR)
+            _internal_error()
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _internal_error() -> NoReturn:
+    """Python's own exit code for this would be 1, which is a verdict's."""
+    traceback.print_exc()
+    click.echo("dsbench: this is a defect of dsbench, not a verdict; please report the lines above", err=True)
+    sys.exit(INTERNAL_ERROR)
 
 
 def _refuse(line: str) -> NoReturn:

@@ -108,7 +108,7 @@ def ab(
 
         given = ctx.get_parameter_source("shape") == ParameterSource.COMMANDLINE
         return ab_projected(projected, asked, given, as_json)
-    if resume:
+    if resume is not None:
         _refuse_beside_resume(ctx)
         folder = resolve(resume, out)
         plan = load_plan(folder)
@@ -126,9 +126,9 @@ def ab(
         return gate_run(gated, folder, told, as_json)
     if blocks is not None and until_resolved is not None:
         raise InputError("--blocks and --until-resolved: the number of blocks is fixed, or it is not; give one")
-    if reuse_baseline and until_resolved is not None:
+    if reuse_baseline is not None and until_resolved is not None:
         raise InputError("--reuse-baseline and --until-resolved: boots at other times cannot be added look by look")
-    source = resolve(reuse_baseline, out) if reuse_baseline else None
+    source = None if reuse_baseline is None else resolve(reuse_baseline, out)
 
     def begin() -> tuple[Plan, Path]:
         """A plan and its folder; a second time they are those of a second run."""

@@ -27,7 +27,7 @@ def bundle(result: str, output: Path | None, results: Path, hosts: tuple[str, ..
     """
     from dsbench.bundle import bundle as pack
     from dsbench.redact import Redaction, hosts_of
-    from dsbench.store import Result, resolve
+    from dsbench.store import Result, resolve, write_bytes
 
     stored = Result(resolve(result, results))
     for notice in stored.notices:
@@ -36,7 +36,7 @@ def bundle(result: str, output: Path | None, results: Path, hosts: tuple[str, ..
     path = output or Path(f"{stored.plan.id}.tar.gz")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(made.content)
+        write_bytes(path, made.content)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     click.echo(f"{path}: {len(made.files)} files, {len(made.content):,} bytes")

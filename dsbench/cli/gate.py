@@ -168,9 +168,14 @@ def tell(plan: Plan, outcome: Outcome, told: Told, as_json: bool, verdict: Exper
 
 
 def _write(path: Path, text: str, append: bool = False) -> None:
+    from dsbench.store import write_text
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a" if append else "w", encoding="utf-8") as file:
+        if not append:
+            write_text(path, text)
+            return
+        with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None

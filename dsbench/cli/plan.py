@@ -49,7 +49,7 @@ def plan(
 
     seconds = duration(budget) if budget else None
     made = snapshot(Asked(**asked).plan(blocks=blocks), out)
-    if reuse_baseline:
+    if reuse_baseline is not None:
         made = with_baseline_of(made, resolve(reuse_baseline, out))
     time = stored_time(made, fingerprint(made.baseline.python), out) or (measured_time(made) if measure else None)
     rows = [bought(made, made.blocks, time)]

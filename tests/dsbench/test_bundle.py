@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import socket
 import tarfile
 
@@ -139,6 +140,22 @@ def test_a_clean_result_is_not_changed(tmp_path):
         root = unpacked(bundle(stored).content, tmp_path / folder.name)
         assert load_plan(root) == stored.plan
         assert load_records(root)[0] == stored.records
+
+
+def test_odd_files_beside_a_result_are_packed_too(stored, tmp_path):
+    """Names longer than old archives have, or of other bytes than UTF-8; JSON that is nested too deep."""
+    deep = stored.folder / "boots" / ("d" * 120) / ("e" * 120)
+    deep.mkdir(parents=True)
+    (deep / f"{'n' * 200}.log").write_text("x")
+    (deep / "deep.json").write_text("[" * 100_000)
+    (deep / "nan.json").write_text('{"a": NaN, "b": 1e999}')
+    with open(os.fsencode(deep) + b"/a\n\xff.log", "w") as file:
+        file.write("y")
+    made = bundle(stored)
+    root = unpacked(made.content, tmp_path / "out")
+    found = {os.fsencode(path.name) for path in root.rglob("*") if path.is_file()}
+    assert {b"n" * 200 + b".log", b"deep.json", b"nan.json", b"a\n\xff.log"} <= found
+    assert load_records(root)[0]
 
 
 def test_nothing_to_bundle(tmp_path, make_plan):

@@ -1,4 +1,7 @@
+import contextlib
 import json
+import os
+import re
 import resource
 
 import pytest
@@ -145,6 +148,82 @@ def test_nothing_is_written_after_a_damaged_last_line(folder):
     path.write_bytes(whole.replace(b'"seconds":2', b'"seconds":1'))
     with store.RecordWriter(folder) as writer:
         writer.write(Finding(boot=1, code="x", text="y"))
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """As on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path):
+    path = tmp_path / "report.html"
+    for before in (None, b"before"):
+        with files_of_at_most(100), pytest.raises(OSError, match=re.escape(f"File too large: '{path}'")):
+            store.write_bytes(path, b"x" * 1000)
+        assert [place.read_bytes() for place in tmp_path.iterdir()] == ([before] if before else [])
+        store.write_text(path, "before")
+
+
+def test_a_new_result_that_cannot_be_written_leaves_no_folder(make_plan, tmp_path):
+    with files_of_at_most(100), pytest.raises(InputError, match="cannot write results to"):
+        store.create(make_plan(), tmp_path / "results")
+    assert list((tmp_path / "results").iterdir()) == []
+
+
+def test_a_verdict_that_cannot_be_stored_says_that_the_records_are_whole(folder, make_plan):
+    verdict = judge(make_plan(), store.load_records(folder)[0])
+    with files_of_at_most(100), pytest.raises(ResultsLost, match=r"verdicts\.json: File too large; the records are wh"):
+        store.save_verdict(folder, verdict)
+    assert store.load_verdict(folder) is None
+
+
+def test_links_in_a_result_lead_no_writer_elsewhere(folder, make_plan, tmp_path):
+    """What a result of somebody else may hold. A torn last line is dropped of no file but our own."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious, without an end of its line")
+    records, _ = store.load_records(folder)
+    (folder / f".{store.VERDICTS}.tmp").symlink_to(victim)
+    (folder / store.VERDICTS).symlink_to(victim)
+    store.save_verdict(folder, judge(make_plan(), records))
+    assert store.load_verdict(folder) is not None
+    (folder / store.RECORDS).unlink()
+    (folder / store.RECORDS).symlink_to(victim)
+    with pytest.raises(ResultsLost, match=r"cannot write .*records\.jsonl: Too many levels of symbolic links"):
+        store.RecordWriter(folder).__enter__()
+    assert victim.read_text() == "precious, without an end of its line"
+
+
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_refused_and_not_waited_for(folder):
+    for name, read in ((store.VERDICTS, store.load_verdict), (store.RECORDS, store.load_records),
+                       (store.PLAN, store.load_plan)):  # fmt: skip
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        with pytest.raises(InputError, match=f"{name} is not a plain file"):
+            read(folder)
+        (folder / name).unlink()
+        (folder / name).mkdir()
+        with pytest.raises(InputError, match=f"{name} is not a plain file"):
+            read(folder)
+
+
+def test_a_pipe_is_written_to(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    store.write_text(tmp_path / "pipe", "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "é" * 200, "a\0b", "\ud800"])
+def test_what_no_path_can_be_is_no_result(name, tmp_path):
+    with pytest.raises(InputError, match="no result at"):
+        store.resolve(name, tmp_path)
 
 
 def test_two_writers_are_refused(folder):

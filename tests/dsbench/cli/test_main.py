@@ -126,6 +126,25 @@ def test_defects_are_not_dressed_as_input_errors(planted):
     assert "a defect of dsbench, not a verdict" in result.stderr
 
 
+def test_what_the_machine_refuses_is_one_line_with_the_files_name(planted):
+    result = planted(_raise(PermissionError(13, "Permission denied", "/x" * 3000)))
+    assert result.exit_code == 2
+    assert result.stderr == f"dsbench: {'/x' * 150}: Permission denied\n"
+    nameless = planted(_raise(OSError(5, "Input/output error")))
+    assert nameless.exit_code == 70
+
+
+@pytest.mark.parametrize("option", ["--resume", "--reuse-baseline"])
+def test_an_empty_name_of_a_result_is_no_result(option, tmp_path, monkeypatch):
+    """What a variable of a script gives that was never set; nothing may run then."""
+    monkeypatch.chdir(tmp_path)
+    toggle = [] if option == "--resume" else ["-t", "mhc_input_reuse"]
+    result = CliRunner().invoke(main, ["ab", *toggle, option, ""], prog_name="dsbench")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no result at ''" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (3, 3), (4, 4)])
 def test_the_return_value_is_the_exit_code(planted, value, code):
     assert planted(lambda: value).exit_code == code
