@@ -38,15 +38,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file in one step, on the disk before it has its name; what cannot be written leaves nothing.
+    """Replace a file as `_replace` does; a device or a pipe is written to. OSError, which names the path."""
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+    else:
+        _replace(path, content)
 
-    A device or a pipe is written to. OSError, which names the path.
-    """
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a file in one step, on the disk before it has its name; what cannot be written leaves nothing."""
     draft = path.with_name(f".{path.name}.tmp")
     try:
-        if path.exists() and not path.is_file():
-            path.write_bytes(content)
-            return
         draft.unlink(missing_ok=True)  # of a writer that was killed, or a link that leads elsewhere
         with draft.open("xb") as file:
             file.write(content)
@@ -140,7 +142,7 @@ def load_verdict(folder: Path) -> ExperimentVerdict | None:
 def save_verdict(folder: Path, verdict: ExperimentVerdict) -> None:
     """Store a verdict. ResultsLost where that is not possible."""
     try:
-        write_text(folder / VERDICTS, verdict.model_dump_json(indent=1) + "\n")
+        _replace(folder / VERDICTS, f"{verdict.model_dump_json(indent=1)}\n".encode())
     except OSError as error:
         told = f"cannot write {folder / VERDICTS}: {error.strerror or error}"
         raise ResultsLost(f"{told}; the records are whole: mend it, then dsbench judge {folder}") from None

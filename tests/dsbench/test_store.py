@@ -212,6 +212,13 @@ def test_a_pipe_or_a_folder_in_place_of_a_file_is_refused_and_not_waited_for(fol
             read(folder)
 
 
+def test_a_pipe_in_place_of_a_verdict_is_replaced(folder, make_plan):
+    os.mkfifo(folder / store.VERDICTS)
+    verdict = judge(make_plan(), store.load_records(folder)[0])
+    store.save_verdict(folder, verdict)
+    assert store.load_verdict(folder) == verdict
+
+
 def test_a_pipe_is_written_to(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
