@@ -46,18 +46,19 @@ def plan_experiment(
 
     Without a matrix each toggle runs alone and, if there are several, all of them together. `toggles` are names, or
     `name=off` for a correctness toggle. `alike` lets arms be the same, as an A/A experiment needs. `engine_args` are
-    given to every boot, and so is `speculative`, the method of arms that name none. `until_resolved` is the most
-    blocks of an experiment that stops at the first look with an answer. Raises InputError for a
-    combination that cannot be run.
+    given to every boot, and so is `speculative`, the method of arms that name none (by default the suite's).
+    `until_resolved` is the most blocks of an experiment that stops at the first look with an answer. Raises InputError
+    for a combination that cannot be run.
     """
     _check_lengths(suite, dims)
     now = now or datetime.now().astimezone()
+    usual = suite.speculative if engine == "embedded" else None
     if arms:
         if toggles:
             raise InputError(f"--arm and --toggle {toggles[0]}: give an arm its toggles as toggles={toggles[0]}")
         if matrix:
             raise InputError(f"--matrix {matrix} is made of toggles: name them with --toggle, without --arm")
-        planned = _built(arms, speculative, dims, controls, alike, engine)
+        planned = _built(arms, speculative or usual, dims, controls, alike, engine)
         notes: list[str] = []
         chosen: Matrix | None = None
     else:
@@ -66,7 +67,7 @@ def plan_experiment(
         chosen, notes = made.matrix, made.notes
         planned = [_arm(BASELINE, [], made.common, dims)]
         planned += [_arm(cell.name, cell.factors, made.common, dims) for cell in made.cells]
-        method, why = _method(factors, speculative)
+        method, why = _method(factors, speculative, usual)
         planned = [arm.model_copy(update={"speculative": method}) for arm in planned]
         notes += why
     blocks = blocks if until_resolved is None else until_resolved
@@ -136,8 +137,8 @@ def _checked(text: str, controls: bool, engine: EngineName) -> str:
     return spec
 
 
-def _method(factors: list[str], asked: str | None) -> tuple[str | None, list[str]]:
-    """The speculative method of every arm: the one asked for, or the first under which all factors act."""
+def _method(factors: list[str], asked: str | None, usual: str | None) -> tuple[str | None, list[str]]:
+    """The speculative method of every arm: the one asked for, the suite's, or the first under which all factors act."""
     needs = [(name, find(name).speculative) for name in map(name_of, factors) if find(name).speculative]
     if asked is not None:
         for name, methods in needs:
@@ -146,9 +147,11 @@ def _method(factors: list[str], asked: str | None) -> tuple[str | None, list[str
                     f"toggle '{name}' does nothing with --speculative {asked}; take {' or '.join(methods)}"
                 )
         return asked, []
+    shared = [method for method in METHODS if all(method in methods for _, methods in needs)]
+    if usual in shared:
+        return usual, [f"speculative is {usual} in every arm, as the suite says"]
     if not needs:
         return None, []
-    shared = [method for method in METHODS if all(method in methods for _, methods in needs)]
     if not shared:
         raise InputError(f"toggles {', '.join(name for name, _ in needs)} act under different methods: run them apart")
     method = "dspark" if "dspark" in shared else shared[0]

@@ -63,6 +63,8 @@ class Suite(Table):
     """Blocks; each holds one boot of every arm."""
     warmup_boots: Annotated[int, Field(ge=0)] = 1
     """Boots an arm that run first and are discarded."""
+    speculative: Literal["mtp", "dspark"] | None = None
+    """Draft method of our own engine where the command line names none and no toggle acts under others only."""
     until: Until = "ready"
     """`profile`: the engine stops after the memory profile, without serving; only exact KV metrics."""
     guards: list[str] = Field(default=[])

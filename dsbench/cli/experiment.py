@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EMBEDDED_ONLY = ("shape", "max_num_batched_tokens", "max_model_len", "hidden_size", "load_format", "speculative",
                  "eager", "capture", "device", "draft_load_format", "synthetic_acceptance_rates",
                  "synthetic_acceptance_length")  # fmt: skip
-UNSET = ("pico", "auto")
+UNSET = ("micro", "auto")
 """Defaults of options that have one."""
 OPTIONS = {"shape": "dims", "endpoints": "endpoint"}
 """Options whose name is another."""

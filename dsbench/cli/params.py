@@ -87,7 +87,7 @@ build_options: Callable[[Function], Function] = group(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of order, prompts and engine."
     ),
     click.option(
-        "--dims", "shape", type=click.Choice(list(SHAPES)), default="pico", show_default=True, help="Model shape."
+        "--dims", "shape", type=click.Choice(list(SHAPES)), default="micro", show_default=True, help="Model shape."
     ),
     click.option("-T", "--max-num-batched-tokens", type=COUNT, metavar="N", help="Tokens one step may process."),
     click.option("--max-model-len", type=COUNT, metavar="N", help="Longest request in tokens."),

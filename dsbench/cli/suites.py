@@ -153,6 +153,8 @@ def _describe(suite: Suite, times: Sequence[RunTime]) -> None:
         "void if": ", ".join(f"{control} moves" for control in suite.drift_controls) or "no drift control",
         "deadlines": f"boot {suite.timeouts.boot:g} s, probe {suite.timeouts.probe:g} s",
     }
+    if suite.speculative:
+        facts["drafts"] = f"{suite.speculative} in every arm, unless --speculative says otherwise"
     if suite.build:
         facts |= {
             "measured on": suite.build.hardware,
@@ -209,6 +211,7 @@ def _to_json(suite: Suite, times: Sequence[RunTime]) -> dict[str, Any]:
         "warmup_boots": suite.warmup_boots,
         "boots": boots(suite),
         "until": suite.until,
+        "speculative": suite.speculative,
         "build": suite.build.model_dump() if suite.build else None,
         "probes": {
             name: {"metrics": suite.probes.metrics(name), "items": items(suite, name), "can_show": shows[name]}

@@ -41,7 +41,7 @@ BALLOT = len(LETTERS) + 1
 MORE_BALLOTS = 24
 """Most ballots beyond those wanted: prompts of different lengths put their answers at different positions. With 12
 letters and a fault at one position in fifty, 20 to 28 % of the prompts are hit, wherever an answer would begin."""
-AGAINST, SURE, LEAD = 0.2, 0.85, 0.2
+AGAINST, SURE, LEAD = 0.3, 0.85, 0.2
 """Share of ballots, the first ones, that favour the letters which lose; the chance of a favoured letter; and the least
 lead of each that wins, as a share of all ballots."""
 

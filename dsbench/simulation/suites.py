@@ -13,7 +13,7 @@ from dsbench.simulation.boots import simulated_records
 from dsbench.simulation.noise import Rng
 from dsbench.simulation.tally import Outcome
 from dsbench.suite import load_suite
-from impl.dims import PICO
+from impl.dims import MICRO
 
 
 @dataclass(frozen=True)
@@ -43,4 +43,4 @@ class Whole:
 def planned(suite: str, speculative: str, seed: int) -> Plan:
     """The plan of two equal builds; the seed gives the order of the boots."""
     arms = [parse_arm(f"{name}=speculative={speculative}") for name in ("a", "b")]
-    return plan_experiment([], load_suite(suite), PICO, arms=arms, seed=seed, alike=True)
+    return plan_experiment([], load_suite(suite), MICRO, arms=arms, seed=seed, alike=True)

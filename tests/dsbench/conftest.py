@@ -16,7 +16,7 @@ from dsbench.judge import judge
 from dsbench.plan import plan_experiment
 from dsbench.records import Arm, Plan, PlannedBoot, Record
 from dsbench.suite import Suite, parse_suite
-from impl.dims import PICO
+from impl.dims import PICO, Dims
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,13 +65,13 @@ def small() -> Suite:
 
 @pytest.fixture
 def make_plan(small: Suite) -> Callable[..., Plan]:
-    """A plan of the small suite (or `suite=`) at pico, with engine arguments as `dsbench ab` gives them."""
+    """A plan of the small suite (or `suite=`) at pico (or `dims=`), with engine arguments as `dsbench ab` gives them."""
 
-    def build(*toggles: str, suite: Suite = small, **options: object) -> Plan:
+    def build(*toggles: str, suite: Suite = small, dims: Dims = PICO, **options: object) -> Plan:
         now = datetime(2025, 5, 1, 10, 11, 12, tzinfo=UTC)
-        settings = {"engine_args": ["--dims", "pico", "--seed", "0"], "now": now, **options}
+        settings = {"engine_args": ["--dims", dims.name, "--seed", "0"], "now": now, **options}
         usual = () if "arms" in options else ("mhc_input_reuse",)
-        return plan_experiment(toggles or usual, suite, PICO, **settings)  # type: ignore[arg-type]
+        return plan_experiment(toggles or usual, suite, dims, **settings)  # type: ignore[arg-type]
 
     return build
 

@@ -130,7 +130,7 @@ def asked(**options):
         ("until", "timeout", "max_num_batched_tokens", "max_model_len", "hidden_size", "speculative",
          "draft_load_format", "synthetic_acceptance_rates", "synthetic_acceptance_length")
     )  # fmt: skip
-    return Asked(**{**fields, "suite_name": "quick", "seed": 0, "shape": "pico", "load_format": "auto",
+    return Asked(**{**fields, "suite_name": "quick", "seed": 0, "shape": "micro", "load_format": "auto",
                     "eager": False, **options})  # fmt: skip
 
 

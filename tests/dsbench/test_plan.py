@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsbench import plan as planning
+from dsbench.builds import ArmSpec
 from dsbench.errors import InputError
 from dsbench.plan import plan_experiment
 from dsbench.suite import load_suite
@@ -185,3 +186,19 @@ def test_what_a_toggle_frees_for_good_counts_in_what_stays():
         {"kv.resident_bytes": -rows},
         {"kv.persistent_bytes": -streams, "kv.resident_bytes": -streams - rows},
     ]
+
+
+def test_a_suites_draft_method_is_its_arms_unless_another_is_asked_for_or_needed(small):
+    drafts = small.model_copy(update={"speculative": "dspark"})
+
+    def methods(*toggles, **options):
+        plan = plan_experiment(toggles, drafts, PICO, **options)
+        return {arm.speculative for arm in plan.arms}, plan.notes
+
+    found, notes = methods("mhc_input_reuse")
+    assert found == {"dspark"}
+    assert "speculative is dspark in every arm, as the suite says" in notes
+    assert methods("mhc_input_reuse", speculative="none")[0] == {"none"}
+    assert methods(arms=[ArmSpec("a"), ArmSpec("b", speculative="none")])[0] == {"dspark", "none"}
+    served = [ArmSpec("a"), ArmSpec("b")]
+    assert methods(arms=served, engine="endpoint", alike=True)[0] == {"none"}

@@ -13,7 +13,7 @@ NONE = dict.fromkeys(
     ("until", "timeout", "max_num_batched_tokens", "max_model_len", "hidden_size", "speculative",
      "draft_load_format", "synthetic_acceptance_rates", "synthetic_acceptance_length")
 )  # fmt: skip
-USUAL = {"seed": 0, "shape": "pico", "load_format": "auto", "eager": False}
+USUAL = {"seed": 0, "shape": "micro", "load_format": "auto", "eager": False}
 BUILD = Build(
     hardware="two of them",
     model="org/m",

@@ -39,7 +39,7 @@ def site(tmp_path):
 
 
 def plan(serve_args, env=(), suite="quick", **options):
-    asked = {"suite_name": suite, "seed": 0, "shape": "pico", "load_format": "auto", "eager": False,
+    asked = {"suite_name": suite, "seed": 0, "shape": "micro", "load_format": "auto", "eager": False,
              "engine": "vllm", "serve_args": serve_args, "env": env, **options}  # fmt: skip
     return Asked(**{**NONE, **asked}).plan()
 

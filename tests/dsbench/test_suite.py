@@ -33,7 +33,7 @@ def problem(text: str) -> str:
 
 
 def test_shipped_suites_are_valid_and_what_they_say():
-    assert {"kv", "quick", "spec"} <= set(shipped())
+    assert {"kv", "quick", "spec", "speed", "quality", "full"} <= set(shipped())
     for name in shipped():
         assert load_suite(name).name == name
     quick, kv = load_suite("quick"), load_suite("kv")
@@ -42,6 +42,19 @@ def test_shipped_suites_are_valid_and_what_they_say():
     assert quick.probes.decode.streams == [1, 4]
     assert len(quick.probes.prefill.lengths) == 2
     assert (kv.blocks, kv.until, kv.probes.names()) == (2, "profile", ["kv"])
+
+
+def test_full_and_what_it_takes_its_parts_from():
+    full, quality, speed = (load_suite(name) for name in ("full", "quality", "speed"))
+    assert {full.speculative, quality.speculative, speed.speculative} == {"dspark"}
+    asked = {
+        name: (full.probes.items(name), quality.probes.items(name)) for name in ("gsm8k", "instruction", "toolcall")
+    }
+    assert all(part < every for part, every in asked.values())
+    assert quality.probes.items("gsm8k") == 1319
+    assert all(full.probes.table(name).blocks == 1 for name in (*asked, "coherence"))
+    assert full.probes.coherence.ballots == quality.probes.coherence.ballots > 0
+    assert max(speed.probes.prefill.lengths) > max(full.probes.prefill.lengths)
 
 
 def test_installed_suites_come_first(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ warmup_boots = 0
 until = "profile"
 [probes.kv]
 """
-KV = "--suite", "../fast.toml"
+KV = "--dims", "pico", "--suite", "../fast.toml"
 
 
 @pytest.fixture

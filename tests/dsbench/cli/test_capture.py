@@ -6,7 +6,7 @@ from dsbench.cli.experiment import Asked
 from dsbench.errors import InputError
 
 OPTIONS = {
-    "suite_name": "quick", "until": None, "timeout": None, "seed": 0, "shape": "pico", "max_num_batched_tokens": None,
+    "suite_name": "quick", "until": None, "timeout": None, "seed": 0, "shape": "micro", "max_num_batched_tokens": None,
     "max_model_len": None, "hidden_size": None, "load_format": "auto", "speculative": None, "eager": False,
     "draft_load_format": None, "synthetic_acceptance_rates": None, "synthetic_acceptance_length": None,
     "toggles": ("mhc_input_reuse",),

@@ -46,7 +46,7 @@ def test_one_suite_in_detail(say):
 def test_an_unknown_name_is_one_line(say):
     code, out, err = say("quik")
     assert (code, out) == (2, "")
-    assert "did you mean quick?" in err
+    assert "did you mean quick or quality?" in err
 
 
 def test_a_file_is_a_suite_too(say, tmp_path):

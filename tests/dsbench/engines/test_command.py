@@ -106,7 +106,7 @@ def asked(tmp_path, rig, **options):
         ("until", "timeout", "max_num_batched_tokens", "max_model_len", "hidden_size", "speculative",
          "draft_load_format", "synthetic_acceptance_rates", "synthetic_acceptance_length")
     )  # fmt: skip
-    settings = {"suite_name": str(tmp_path / "rig-suite.toml"), "seed": 0, "shape": "pico", "load_format": "auto",
+    settings = {"suite_name": str(tmp_path / "rig-suite.toml"), "seed": 0, "shape": "micro", "load_format": "auto",
                 "eager": False, "engine": "command", "rig": rig, "serve_args": "--dims pico"}  # fmt: skip
     return Asked(**{**defaults, **settings, **options})
 
