@@ -65,7 +65,7 @@ def small() -> Suite:
 
 @pytest.fixture
 def make_plan(small: Suite) -> Callable[..., Plan]:
-    """A plan of the small suite (or `suite=`) at pico (or `dims=`), with engine arguments as `dsbench ab` gives them."""
+    """A plan of the small suite at pico, or of `suite` and `dims`, with engine arguments as `dsbench ab` gives them."""
 
     def build(*toggles: str, suite: Suite = small, dims: Dims = PICO, **options: object) -> Plan:
         now = datetime(2025, 5, 1, 10, 11, 12, tzinfo=UTC)
