@@ -14,7 +14,7 @@ Text = Annotated[str, Field(min_length=1)]
 class Table(BaseModel):
     """One table of a suite's TOML."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
 
 
 class ProbeTable(Table, ABC):

@@ -20,16 +20,18 @@ from dsbench.probe_table import Count, Table
 from dsbench.toml_text import read_toml
 
 Until = Literal["profile", "ready"]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
+"""At most some days: clocks of the operating system end somewhere."""
 
 
 class Timeouts(Table):
     """Deadlines in seconds."""
 
-    boot: float = Field(default=120.0, gt=0)
+    boot: Seconds = 120.0
     """From process start to a healthy server, or to the exit with `until = "profile"`."""
-    probe: float = Field(default=120.0, gt=0)
+    probe: Seconds = 120.0
     """One probe of one boot."""
-    stop: float = Field(default=10.0, gt=0)
+    stop: Seconds = 10.0
     """From the polite signal to the end of the whole process group, before it is killed."""
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from dsbench.cli.params import NumberRange
+
 EXIT_DIFFERS = 1
 EXIT_NOT_RUN = 4
 
@@ -22,7 +24,9 @@ def _tokens(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @click.option("--op", "ops", multiple=True, metavar="OP", help="Only this operation; may be repeated.")
 @click.option("--backend", "backends", multiple=True, metavar="NAME", help="Only this backend; may be repeated.")
 @click.option("--tokens", metavar="LIST", callback=_tokens, help="Numbers of tokens, such as 1,64,8192.")
-@click.option("--seconds", type=click.FloatRange(min=0), default=0.2, show_default=True, help="Time for each figure.")
+@click.option(
+    "--seconds", type=NumberRange(min=0, max=1_000_000), default=0.2, show_default=True, help="Time for each figure."
+)
 @click.option("--variants", is_flag=True, help="Time every point of the backends' tuning, not only the table's.")
 @click.option("--times", is_flag=True, help="Time operations. [default: so without --check and --toggles]")
 @click.option("--check", is_flag=True, help="Compare results: in place, race, reference, vLLM.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,20 @@ from impl.dims import FLASH, SHAPES, Dims
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+
+class NumberRange(click.FloatRange):
+    """Numbers of a range; NaN lies in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value} is not a number", param, ctx)
+        return number
+
+
 COUNT = click.IntRange(min=1, max=1 << 24)
 BLOCKS = click.IntRange(min=1, max=10_000)
-SECONDS = click.FloatRange(min=0, min_open=True)
+SECONDS = NumberRange(min=0, min_open=True, max=1_000_000)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 ENGINES = ("embedded", "vllm", "command", "endpoint")
@@ -122,7 +134,7 @@ build_options: Callable[[Function], Function] = group(
     ),
     click.option(
         "--synthetic-acceptance-length",
-        type=click.FloatRange(min=1),
+        type=NumberRange(min=1, max=1000),
         metavar="L",
         help="Accept drafts to this mean length.",
     ),

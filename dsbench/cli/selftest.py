@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from dsbench.cli.params import NumberRange
+
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
@@ -19,7 +21,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 )
 @click.option(
     "--soak",
-    type=click.FloatRange(0, 10_000, min_open=True),
+    type=NumberRange(0, 10_000, min_open=True),
     metavar="MINUTES",
     help="64 streams on an engine whose memory is too small for them.",
 )

@@ -90,6 +90,9 @@ def test_installed_suites_come_first(tmp_path, monkeypatch):
         ),
         ("blocks = 2", 'blocks = 2\nuntil = "profile"', "suites/x.toml:"),
         ("blocks = 2", "blocks = ", "suites/x.toml:3: not valid TOML: "),
+        ("blocks = 2", "blocks = 2\n[timeouts]\nboot = inf", "suites/x.toml:5: timeouts.boot input should be a finite"),
+        ("blocks = 2", "blocks = 2\n[timeouts]\nstop = nan", "suites/x.toml:5: timeouts.stop input should be a finite"),
+        ("blocks = 2", "blocks = 2\n[timeouts]\nboot = 1e300", "suites/x.toml:5: timeouts.boot input should be less"),
         ('name = "x"', 'name = "../x"', "suites/x.toml:1: name "),
     ],
 )

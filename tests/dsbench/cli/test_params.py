@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsbench.cli.params import NAMED_SHAPES, byte_size, ratios, shape
+from dsbench.cli.params import NAMED_SHAPES, NumberRange, byte_size, ratios, shape
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,17 @@ from dsbench.cli.params import NAMED_SHAPES, byte_size, ratios, shape
 )
 def test_sizes(text, size):
     assert byte_size(text) == size
+
+
+@given(st.floats() | st.integers(-(10**400), 10**400).map(str))
+def test_a_number_of_a_range_is_a_number_in_it(given):
+    kind = NumberRange(min=0, min_open=True, max=1_000_000)
+    try:
+        number = kind.convert(given, None, None)
+    except click.BadParameter:
+        assert not 0 < float(given) <= 1_000_000
+    else:
+        assert 0 < number <= 1_000_000
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "12 XB", "1.2.3", ",", "ten"])
