@@ -11,6 +11,7 @@ allocate is a figure of its own, the run-time peak.
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -233,13 +234,17 @@ class MemoryMeter:
         self.device = device
         self._live = LiveBytes()
         """Counts the bytes on the CPU; on CUDA the allocator does, and this only names the tensors at the peak."""
-        self._other_before = 0
+        self._other_before = self._allocated_before = 0
 
     def __enter__(self) -> MemoryMeter:
         if self.device.type == "cuda":
             torch.cuda.init()
+            # Another engine of this process is not this one's memory: what is dropped goes now, what lives is known.
+            gc.collect()
+            torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
             self._other_before = _outside_allocator(self.device)
+            self._allocated_before = torch.cuda.memory_allocated(self.device)
         self._live.__enter__()
         return self
 
@@ -283,7 +288,7 @@ class MemoryMeter:
         return MemoryProfile(
             source="live-bytes" if on_cpu else "cuda-allocator",
             weights_bytes=weight_bytes,
-            persistent_bytes=before - weight_bytes - workspace.nbytes - borrowed_bytes,
+            persistent_bytes=before - self._allocated_before - weight_bytes - workspace.nbytes - borrowed_bytes,
             workspace_bytes=workspace.nbytes,
             peak_activation_bytes=peak,
             runtime_peak_bytes=runtime_peak,
@@ -293,11 +298,11 @@ class MemoryMeter:
         )
 
     def allocated_bytes(self) -> int:
-        """Bytes of all tensors alive now: on the CPU of those this meter saw, on CUDA the allocator's."""
+        """Bytes of all tensors alive now: on the CPU of those this meter saw, on CUDA the allocator's from then on."""
         if self.device.type != "cuda":
             return self._live.live
         torch.cuda.synchronize(self.device)
-        return torch.cuda.memory_allocated(self.device)
+        return torch.cuda.memory_allocated(self.device) - self._allocated_before
 
     def _alive(self) -> list[PeakTensor]:
         return [tensor for _, tensor in self._live._storages.values()]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import platform
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from impl import __version__, tokenizer
-from impl.dims import Dims
 from impl.engine.blocks import BlockAllocator, least_blocks
+from impl.engine.build import batch_invariant, sources_digest
 from impl.engine.config import EngineConfig, check_weights, load_draft_parameters, load_parameters
 from impl.engine.faults import Faults
 from impl.engine.index_rows import IN_PLACE, SHARED, IndexRows
@@ -32,7 +29,6 @@ from impl.engine.target_replay import TargetReplay
 from impl.handshake import Handshake, Markers
 from impl.kv_geometry import Capacity, KvGeometry, Rule
 from impl.model.target import Target
-from impl.ops.linear import linear
 from impl.ops.sampling import Logprobs, SamplingRows, logprobs, sample
 from impl.ops.workspace import Workspace
 
@@ -352,15 +348,6 @@ class Runner:
         }
 
 
-def sources_digest() -> str:
-    """sha256 over this package's Python files: an edit between two boots of an experiment must show."""
-    digest = hashlib.sha256()
-    package = Path(__file__).resolve().parents[1]
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def kv_profile(
     profile: MemoryProfile, capacity: Capacity, requested_bytes: int, device: torch.device
 ) -> dict[str, Any]:
@@ -377,30 +364,6 @@ def kv_profile(
         "tokens": capacity.tokens,
         "max_concurrency": capacity.max_concurrency,
     }
-
-
-@torch.no_grad()
-def batch_invariant(
-    weights: dict[str, Tensor], dims: Dims, device: torch.device, row_counts: Sequence[int] = (2, 3, 5, 17)
-) -> bool:
-    """Whether a row of `linear` has the same bits alone and in a batch, at every width of this model.
-
-    Measured on this machine and not taken from a library's word: up to T rows, on one matrix of each shape.
-    """
-    workspace = Workspace(device)
-    gen = torch.Generator().manual_seed(0)
-    n_rows = max(*row_counts, dims.max_num_batched_tokens)
-    by_shape = {tuple(w.shape): w for w in weights.values() if w.dim() == 2 and w.is_floating_point()}
-    for (_, width), matrix in by_shape.items():
-        batch = torch.randn(n_rows, width, generator=gen).to(device, torch.bfloat16)
-        with workspace.scope():
-            alone = [linear(batch[i : i + 1], matrix, workspace)[0].clone() for i in range(4)]
-            for n in (*row_counts, n_rows):
-                with workspace.scope():
-                    together = linear(batch[:n], matrix, workspace)
-                    if any(not torch.equal(together[i], row) for i, row in enumerate(alone[:n])):
-                        return False
-    return True
 
 
 __all__ = ["Chunk", "EngineConfig", "Runner", "TokenEvent", "batch_invariant", "check_weights", "kv_profile"]

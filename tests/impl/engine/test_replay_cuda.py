@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,6 @@ from impl.toggles import ToggleSet
 from tests.impl.engine.engines import boot_runner, generate, make_request, random_prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-@pytest.fixture(autouse=True)
-def _freed() -> Iterator[None]:
-    """What one engine leaves allocated, the next one would count as its own."""
-    yield
-    gc.collect()
 
 
 def boot(**settings: Any) -> Runner:
@@ -82,16 +73,29 @@ def test_replayed_steps_give_the_tokens_of_eager(method: str) -> None:
 @pytest.mark.parametrize("method", ["none", "dspark"])
 def test_no_operation_of_a_replayed_step_waits_for_the_device(method: str) -> None:
     runner = boot(eager=False, capture="steps", speculative=method)
-    for request in wanted()[:3]:
+    requests = wanted()[:3]
+    for request in requests:
         runner.scheduler.add(request)
-    runner.step()
+    while not all(request.outputs for request in requests):  # steps with a prompt's chunk are launched, and wait
+        runner.step()
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(4):
-            assert all(event.finish_reason != "error" for event in runner.step())
+            events = runner.step()
+            assert events
+            assert all(event.finish_reason != "error" for event in events)
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+def test_an_engine_counts_only_its_own_memory() -> None:
+    """Another one's pages of the same process are alive beside it."""
+    first = boot(eager=True)
+    second = boot(eager=True)
+    assert second.profile.persistent_bytes == first.profile.persistent_bytes
+    assert second.resident_bytes == first.resident_bytes
+    assert second.n_blocks >= first.n_blocks  # what a device's libraries take on first use is the first one's
 
 
 def test_gpu_times_of_replayed_steps_are_read_by_the_harness(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_a_budget_without_room_for_pages_is_refused_with_the_bytes_it_takes() ->
 
 
 def test_batch_invariance_is_measured_and_not_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from impl.engine import runner as module
+    from impl.engine import build as module
 
     weights = random_weights(PICO)
     assert module.batch_invariant(weights, PICO, torch.device("cpu"))
