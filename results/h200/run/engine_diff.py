@@ -1,4 +1,4 @@
-"""Every operation of a few eager steps on the GPU, done again on the CPU from the same inputs; where they part, by line.
+"""Operations of a few eager steps on the GPU, done again on the CPU from the same inputs; where they part, by line.
 
 python3 .gpu/engine_diff.py [cuda|cpu] [pico|micro]
 """
@@ -52,7 +52,16 @@ class Compare(TorchDispatchMode):
         name = func.overloadpacket.__name__
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         is_view = not func._schema.is_mutable and any(r.alias_info for r in func._schema.returns)
-        moves = name in ("_to_copy", "empty", "empty_like", "new_empty", "empty_strided", "_local_scalar_dense", "record_stream", "_unsafe_view")
+        moves = name in (
+            "_to_copy",
+            "empty",
+            "empty_like",
+            "new_empty",
+            "empty_strided",
+            "_local_scalar_dense",
+            "record_stream",
+            "_unsafe_view",
+        )
         if is_view or moves or not any(t.device.type == DEVICE for t in tensors):
             self.skipped[name] += 1
             return func(*args, **kwargs)
@@ -69,7 +78,9 @@ class Compare(TorchDispatchMode):
                 if storage._cdata not in storages:
                     whole = torch.empty(0, dtype=torch.uint8, device=leaf.device).set_(storage)
                     storages[storage._cdata] = whole.cpu().clone().untyped_storage()
-                made = torch.empty(0, dtype=leaf.dtype).set_(storages[storage._cdata], leaf.storage_offset(), leaf.shape, leaf.stride())
+                made = torch.empty(0, dtype=leaf.dtype).set_(
+                    storages[storage._cdata], leaf.storage_offset(), leaf.shape, leaf.stride()
+                )
                 if leaf.is_conj():
                     made = made.conj()
                 return made
@@ -84,9 +95,9 @@ class Compare(TorchDispatchMode):
             except Exception as error:
                 self.failed[f"{func}: {type(error).__name__} {str(error)[:80]} at {site()}"] += 1
                 return out
-            pairs = list(zip(tree_leaves(out), tree_leaves(ref)))
+            pairs = list(zip(tree_leaves(out), tree_leaves(ref), strict=False))
             if func._schema.is_mutable:
-                pairs += list(zip(tree_leaves((args, kwargs)), tree_leaves((cpu_args, cpu_kwargs))))
+                pairs += list(zip(tree_leaves((args, kwargs)), tree_leaves((cpu_args, cpu_kwargs)), strict=False))
             for ours, theirs in pairs:
                 if isinstance(ours, torch.Tensor) and ours.device.type == DEVICE:
                     self.compare(func, ours, theirs, tensors)
@@ -122,21 +133,39 @@ class Compare(TorchDispatchMode):
             n, first = self.found.get(key, (0, None))
             where = (gap > limit * max(scale, 1e-6)) if ours.dtype.is_floating_point or ours.is_complex() else wrong
             at = where.nonzero()[0].tolist()
-            first = first or (f"op {self.ops}: {bad} of {a.numel()} {ours.dtype} {list(ours.shape)} stride {list(ours.stride())}, worst {worst:.4g} at {at} "
-                              f"gpu {a[tuple(at)].item():.6g} cpu {b[tuple(at)].item():.6g}, scale {scale:.4g}; inputs "
-                              + "; ".join(f"{str(t.dtype)[6:]}{list(t.shape)}/{list(t.stride())}+{t.storage_offset()}" for t in inputs[:6]))
+            first = first or (
+                f"op {self.ops}: {bad} of {a.numel()} {ours.dtype} {list(ours.shape)} stride {list(ours.stride())}, "
+                f"worst {worst:.4g} at {at} "
+                f"gpu {a[tuple(at)].item():.6g} cpu {b[tuple(at)].item():.6g}, scale {scale:.4g}; inputs "
+                + "; ".join(
+                    f"{str(t.dtype)[6:]}{list(t.shape)}/{list(t.stride())}+{t.storage_offset()}" for t in inputs[:6]
+                )
+            )
             self.found[key] = (n + 1, first)
 
 
 def main():
-    print("torch", torch.__version__, "tf32", torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision(),
-          {k: v for k, v in os.environ.items() if "TF32" in k or "CUBLAS" in k or k.startswith("TORCH") or k.startswith("PYTORCH")})
+    print(
+        "torch",
+        torch.__version__,
+        "tf32",
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.get_float32_matmul_precision(),
+        {
+            k: v
+            for k, v in os.environ.items()
+            if "TF32" in k or "CUBLAS" in k or k.startswith("TORCH") or k.startswith("PYTORCH")
+        },
+    )
     try:
         print("fp32_precision", torch.backends.fp32_precision, torch.backends.cuda.matmul.fp32_precision)
     except Exception as error:
         print(error)
     dims = SHAPES[DIMS].with_changes(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=1024)
-    texts = ["17+25=", "Q: Tom has 12 apples and buys 7 more. He gives 5 to Ann. How many apples does he have left?\nA:"[:60]]
+    texts = [
+        "17+25=",
+        "Q: Tom has 12 apples and buys 7 more. He gives 5 to Ann. How many apples does he have left?\nA:"[:60],
+    ]
     for device in ("cpu", DEVICE):
         budget = (64 << 20) + ((2 << 30) if device == "cuda" else (512 << 20))
         runner = Runner(EngineConfig(dims, ToggleSet(), budget, device=device), Handshake(None))
@@ -146,7 +175,11 @@ def main():
         if device == "cuda":
             torch.cuda.empty_cache()
         for text in texts:
-            request = Request("r", [tokenizer.BOS, *tokenizer.encode(text)], SamplingParams(max_tokens=20, temperature=0.0, logprobs=3))
+            request = Request(
+                "r",
+                [tokenizer.BOS, *tokenizer.encode(text)],
+                SamplingParams(max_tokens=20, temperature=0.0, logprobs=3),
+            )
             runner.scheduler.add(request)
             events = []
             while not events:
@@ -161,7 +194,15 @@ def main():
     with compare:
         while runner.scheduler.has_work and compare.seconds < float(os.environ.get("DIFF_SECONDS", "60")):
             runner.step()
-            print("step", compare.ops, "operations compared", f"{compare.seconds:.1f} s", len(compare.found), "lines part", flush=True)
+            print(
+                "step",
+                compare.ops,
+                "operations compared",
+                f"{compare.seconds:.1f} s",
+                len(compare.found),
+                "lines part",
+                flush=True,
+            )
     for key, n in compare.failed.most_common(20):
         print("FAILED", n, key)
     for key, (n, first) in list(compare.found.items())[:60]:

@@ -49,8 +49,12 @@ def prompts(vocab):
 def boot(args, method, capture):
     budgets = {"pico": 64 << 20, "micro": 512 << 20}
     config = EngineConfig(
-        SHAPES[args.dims], ToggleSet.parse(args.toggles), budgets[args.dims] + ((2 << 30) if args.device == "cuda" else 0),
-        device=args.device, speculative=method, eager=capture == "eager",
+        SHAPES[args.dims],
+        ToggleSet.parse(args.toggles),
+        budgets[args.dims] + ((2 << 30) if args.device == "cuda" else 0),
+        device=args.device,
+        speculative=method,
+        eager=capture == "eager",
         capture=capture if capture in ("rounds", "steps") else "draft",
     )
     runner = Runner(config, Handshake(None))
@@ -85,9 +89,14 @@ def summary(rows):
     if not rows:
         return {"steps": 0}
     wall = [r[1] for r in rows]
-    out = {"steps": len(rows), "tokens": sum(r[0] for r in rows), "tokens_per_step": sum(r[0] for r in rows) / len(rows),
-           "wall_ms_per_step": statistics.median(wall), "wall_ms_p90": sorted(wall)[int(0.9 * len(wall))],
-           "tokens_per_s": 1e3 * sum(r[0] for r in rows) / sum(wall)}
+    out = {
+        "steps": len(rows),
+        "tokens": sum(r[0] for r in rows),
+        "tokens_per_step": sum(r[0] for r in rows) / len(rows),
+        "wall_ms_per_step": statistics.median(wall),
+        "wall_ms_p90": sorted(wall)[int(0.9 * len(wall))],
+        "tokens_per_s": 1e3 * sum(r[0] for r in rows) / sum(wall),
+    }
     if rows[0][2] is not None:
         out["event_ms_per_step"] = statistics.median(r[2] for r in rows)
     return out
@@ -119,8 +128,12 @@ def profiled(runner, prompt, n, cuda, table):
         averages.table(sort_by="self_cpu_time_total", row_limit=40)
         + (averages.table(sort_by="self_device_time_total", row_limit=60) if cuda else "")
     )
-    return {"steps": steps, "calls_per_step": calls, "kernels_per_step": len(kernels) / max(steps, 1),
-            "kernel_ms_per_step": busy / 1e3 / max(steps, 1)}
+    return {
+        "steps": steps,
+        "calls_per_step": calls,
+        "kernels_per_step": len(kernels) / max(steps, 1),
+        "kernel_ms_per_step": busy / 1e3 / max(steps, 1),
+    }
 
 
 def run(args, case, write):
@@ -128,15 +141,38 @@ def run(args, case, write):
     cuda = args.device == "cuda"
     start = time.perf_counter()
     runner = boot(args, method, capture)
-    write({"case": case, "what": "boot", "seconds": time.perf_counter() - start, "memory": torch.cuda.memory_allocated() if cuda else None})
+    write(
+        {
+            "case": case,
+            "what": "boot",
+            "seconds": time.perf_counter() - start,
+            "memory": torch.cuda.memory_allocated() if cuda else None,
+        }
+    )
     for name, prompt in prompts(runner.dims.vocab_size).items():
         if capture == "eager" and name == "sum":
             continue
         decode(runner, prompt, 12, cuda)
         tokens, rows = decode(runner, prompt, args.tokens // 4 if capture == "eager" else args.tokens, cuda)
-        write({"case": case, "what": "decode", "prompt": name, **summary(rows), "n": len(tokens),
-               "text": tokenizer.decode(tokens)[:80], "digest": hash(tuple(tokens))})
-    batch = [Request(f"b{i}", list(prompts(runner.dims.vocab_size)["problem"]), SamplingParams(max_tokens=12 if capture == "eager" else 48, temperature=0.0)) for i in range(8)]
+        write(
+            {
+                "case": case,
+                "what": "decode",
+                "prompt": name,
+                **summary(rows),
+                "n": len(tokens),
+                "text": tokenizer.decode(tokens)[:80],
+                "digest": hash(tuple(tokens)),
+            }
+        )
+    batch = [
+        Request(
+            f"b{i}",
+            list(prompts(runner.dims.vocab_size)["problem"]),
+            SamplingParams(max_tokens=12 if capture == "eager" else 48, temperature=0.0),
+        )
+        for i in range(8)
+    ]
     for request in batch:
         runner.scheduler.add(request)
     runner.step()
@@ -147,11 +183,24 @@ def run(args, case, write):
     if cuda:
         torch.cuda.synchronize()
     took = time.perf_counter() - start
-    write({"case": case, "what": "eight", "steps": steps, "wall_ms_per_step": 1e3 * took / max(steps, 1),
-           "tokens_per_s": (sum(len(r.outputs) for r in batch) - before) / took})
+    write(
+        {
+            "case": case,
+            "what": "eight",
+            "steps": steps,
+            "wall_ms_per_step": 1e3 * took / max(steps, 1),
+            "tokens_per_s": (sum(len(r.outputs) for r in batch) - before) / took,
+        }
+    )
     if args.profile and capture == "steps":
         table = Path(args.out).with_name(f"profile-{case.replace('/', '-')}.txt")
-        write({"case": case, "what": "profile", **profiled(runner, prompts(runner.dims.vocab_size)["problem"], 160, cuda, table)})
+        write(
+            {
+                "case": case,
+                "what": "profile",
+                **profiled(runner, prompts(runner.dims.vocab_size)["problem"], 160, cuda, table),
+            }
+        )
     write({"case": case, "what": "done"})
 
 
@@ -182,7 +231,7 @@ def main():
         signal.alarm(args.seconds)
         try:
             run(args, case, write)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             traceback.print_exc()
             write({"case": case, "what": "error", "error": f"{type(error).__name__}: {error}"[:600]})
             if "CUDA error" in str(error) or "cuda" in type(error).__name__.lower():
