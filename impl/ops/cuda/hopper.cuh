@@ -30,6 +30,13 @@ __device__ __forceinline__ uint4 load16_fresh(const __nv_bfloat16* p) {
     return v;
 }
 
+// With the rest of its 128 bytes brought into the second-level cache.
+__device__ __forceinline__ uint4 load16_line(const __nv_bfloat16* p) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
 __device__ __forceinline__ float load_fresh(const float* p) {
     float v;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));

@@ -45,7 +45,7 @@ def seam(
 ) -> SeamOutput:  # fmt: skip
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
-    tuning: `splits` of the columns for few tokens, or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many.
+    tuning: `splits` of the columns for few tokens, `slices` of them for many in two kernels, or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -101,7 +101,8 @@ def _launch(
     mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
     few = "splits" in tuning or (not tuning and residual.shape[0] <= FEW)
-    cut = {"splits": SPLITS} if few else {"cluster": 8, "warps": 16 if mode == HEAD else 8, "chains": 1, "blocks": 1}
+    many = "slices" in tuning
+    cut = {"splits": SPLITS} if few else {"slices": 0} if many else {"cluster": 8, "warps": 16 if mode == HEAD else 8, "chains": 1, "blocks": 1}
     unknown = sorted(set(tuning) - set(cut))
     if unknown:
         raise ValueError(f"unknown tuning {unknown[0]}={tuning[unknown[0]]}: known are {', '.join(cut)}")
@@ -112,9 +113,10 @@ def _launch(
     args.hc_eps, args.rms_eps = weights.hc_eps, weights.rms_eps
     if isinstance(weights, SeamWeights):
         args.post_mult, args.iters = weights.post_mult, weights.sinkhorn_iters
-    if few:
-        sums = residual.new_empty(args.tokens, cut["splits"], SUMS, dtype=torch.float32)
-        _run("mhc_few", residual, cut, mode, cut["splits"], ctypes.byref(args), ctypes.c_void_p(sums.data_ptr()))
+    if few or many:
+        name, parts = ("mhc_few", cut["splits"]) if few else ("mhc_many", cut["slices"])
+        sums = residual.new_empty(args.tokens, parts, SUMS, dtype=torch.float32)
+        _run(name, residual, cut, mode, parts, ctypes.byref(args), ctypes.c_void_p(sums.data_ptr()))
     else:
         _run("mhc", residual, cut, mode, *cut.values(), ctypes.byref(args))
 
@@ -182,15 +184,16 @@ _FEW: list[dict[str, Any]] = [{"splits": 128}, {"splits": 64}]
 _SEAM: list[dict[str, Any]] = [
     {"cluster": c, "warps": w, "chains": k} for c, w, k in ((16, 8, 2), (8, 8, 1), (8, 16, 1))
 ]
+_MANY: list[dict[str, Any]] = [{"slices": 16}, {"slices": 8}]
 _HEAD: list[dict[str, Any]] = [*_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2}]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "mhc_seam": [*_SEAM, *_FEW],
+    "mhc_seam": [*_MANY, *_SEAM, *_FEW],
     "mhc_post_head": [*_HEAD, *_FEW],
     "mhc_post_mean_head": [*_HEAD, *_FEW],
     "mhc_post_mean": _POST,
     "mhc_post": _POST,
-    "mhc_pre": [*_SEAM, *_FEW],
+    "mhc_pre": [*_MANY, *_SEAM, *_FEW],
 }
 
 __all__ = ["OPERATIONS", "VARIANTS", "post_head", "post_mean", "post_streams", "pre", "seam"]

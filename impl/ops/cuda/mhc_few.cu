@@ -9,15 +9,6 @@
 
 constexpr int SUMS = 32, MIXERS = HIDDEN / 8;  // a token's sums of one split, padded; threads that mix 8 columns each
 
-// Two columns of new stream j in vLLM's rounding order; c: comb[0..3][j].
-__device__ __forceinline__ uint32_t new_pair(float post, const float (&c)[4], uint32_t y, const uint32_t (&r)[4]) {
-    float lo = __fmul_rn(c[0], low(r[0])), hi = __fmul_rn(c[0], high(r[0]));
-    lo = __fmaf_rn(post, low(y), lo), hi = __fmaf_rn(post, high(y), hi);
-#pragma unroll
-    for (int i = 1; i < STREAMS; i++) lo = __fmaf_rn(c[i], low(r[i]), lo), hi = __fmaf_rn(c[i], high(r[i]), hi);
-    return pack(lo, hi);
-}
-
 template <Mode MODE, bool MEAN, int GROUPS>
 __global__ void __launch_bounds__(GROUPS * 128) sums_kernel(const Args a, float* sums) {
     constexpr int OUTPUTS = outputs(MODE), N = OUTPUTS / 8, WARPS = GROUPS * STREAMS;

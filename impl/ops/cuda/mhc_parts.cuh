@@ -59,10 +59,19 @@ struct Shared {
 
 __device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + __expf(-v)); }
 
+// Two columns of new stream j in vLLM's rounding order; c: comb[0..3][j].
+__device__ __forceinline__ uint32_t new_pair(float post, const float (&c)[4], uint32_t y, const uint32_t (&r)[4]) {
+    float lo = __fmul_rn(c[0], low(r[0])), hi = __fmul_rn(c[0], high(r[0]));
+    lo = __fmaf_rn(post, low(y), lo), hi = __fmaf_rn(post, high(y), hi);
+#pragma unroll
+    for (int i = 1; i < STREAMS; i++) lo = __fmaf_rn(c[i], low(r[i]), lo), hi = __fmaf_rn(c[i], high(r[i]), hi);
+    return pack(lo, hi);
+}
+
 // fn's columns of this block in the order in which lanes need them: lane (n, t) of an 8x32 patch holds row n,
 // columns 8t..8t+7, which serve two k-steps. Any order of k will do so long as the streams use the same one.
-template <class CUT>
-__device__ void keep_fn(Shared<CUT>& s, const float* fn, int first_column) {
+template <class CUT, class SHARED>
+__device__ void keep_fn(SHARED& s, const float* fn, int first_column) {
     constexpr int N = CUT::OUTPUTS / 8, THREADS = CUT::CHAINS * CUT::WARPS * 32;
 #pragma unroll 4
     for (int i = threadIdx.x; i < CUT::GROUPS * STREAMS * N * 32; i += THREADS) {

@@ -6,12 +6,15 @@ import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from impl.dims import PICO
 from impl.ops import dispatch
 from impl.ops.dispatch import DispatchError, Row
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("op", dispatch.REFERENCES)
@@ -109,11 +112,29 @@ def test_the_first_fitting_row_whose_backend_is_here_is_taken(monkeypatch):
     assert dispatch.backend("index_map", "cuda:0", PICO, 8).backend == "torch"
 
 
+MARKS = [1 << i for i in range(20)]
+"""Numbers of tokens that a row's note may name."""
+
+
+def recorded(record):
+    return map(json.loads, (ROOT / record).read_text().splitlines())
+
+
+def figure_of(line, row, tokens):
+    """Whether a record's line is a time of what the row says; its ms is a mean over forms."""
+    same = line.get("op") == row.op and line.get("backend") == row.backend and line.get("tokens") == tokens
+    point = line.get("parameters", line.get("variant"))
+    return same and point == row.parameters and line.get("ms", 0) == pytest.approx(row.ms, rel=0.2)
+
+
 def test_the_committed_table_names_what_there_is():
-    """Every measured row names its record; every row that is not written says why."""
+    """Every measured row names a record that holds its figure; every row that is not written says why."""
     for row in dispatch.table():
         assert row.tokens[0] <= row.tokens[1]
         assert (row.ms is None) == (row.record == ""), row
+        if row.record:
+            at = next((n for n in MARKS if row.note == f"ms at {n} tokens"), None)
+            assert any(figure_of(line, row, at) for line in recorded(row.record)), row
         assert bool(row.backend) != bool(row.note) or row.backend, row
         if row.backend and not dispatch.missing(row.backend):
             assert row.op in dispatch.operations(row.backend), row

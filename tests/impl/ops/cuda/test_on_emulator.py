@@ -36,7 +36,7 @@ def libraries(tmp_path_factory):
     for path in Path(__file__).with_name("emulator").iterdir():
         shutil.copy(path, folder)
     made = {}
-    for name in ("mhc", "mhc_few", "mhc_post"):
+    for name in ("mhc", "mhc_few", "mhc_many", "mhc_post"):
         source = shutil.copy(build.SOURCES / f"{name}.cu", folder / f"{name}.cpp")
         target = folder / f"{name}.so"
         subprocess.run([COMPILER, *FLAGS, "-I", folder, "-o", target, source], check=True)
@@ -67,6 +67,8 @@ def acts(n):
 
 def tokens_of(variant):
     """A ragged last tile; for a cluster three tiles for its first chain, so that every buffer is used again."""
+    if "slices" in variant:  # more than one tile for one of a block's warps
+        return [16 * (128 // variant["slices"]) + 21]
     return [16 * 2 * variant["chains"] + 5] if "cluster" in variant else [1, 17]
 
 

@@ -231,6 +231,9 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* found, K, const cudaLaunchConfig
     *found = emulator_resident;
     return cudaSuccess;
 }
+enum { cudaDevAttrMultiProcessorCount = 16 };
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) { return *value = 8 * emulator_resident, cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulator"; }
 
 template <class... Parameters, class... Given>

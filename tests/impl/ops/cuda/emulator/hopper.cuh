@@ -6,6 +6,7 @@
 inline uint4 load16(const __nv_bfloat16* p) { return *(const uint4*)p; }
 inline uint4 load16_cached(const __nv_bfloat16* p) { return *(const uint4*)p; }
 inline uint4 load16_fresh(const __nv_bfloat16* p) { return *(const uint4*)p; }
+inline uint4 load16_line(const __nv_bfloat16* p) { return *(const uint4*)p; }
 inline float load_fresh(const float* p) { return *p; }
 inline void store16(__nv_bfloat16* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) { *(uint4*)p = make_uint4(a, b, c, d); }
 
