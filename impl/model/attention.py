@@ -24,7 +24,7 @@ from impl.model.fused import stack
 from impl.ops import indexer, packed_kv
 from impl.ops.attention import padded_columns, sink_attention
 from impl.ops.compressor import columns_of, pool, score_offsets
-from impl.ops.linear import fp32_rows, grouped_linear, linear, padded_rows
+from impl.ops.linear import grouped_linear, linear, padded_rows
 from impl.ops.norm import rms_norm_
 from impl.ops.rope import RopeTable, conjugate_rows, rotate_, table_rows
 from impl.ops.tiles import tiles
@@ -223,7 +223,7 @@ class Attention:
     ) -> None:  # fmt: skip
         """One tile's queries into `out`, its latents before their norm; its compressor states into the pages."""
         dims, n = self.dims, part.stop - part.start
-        from_x = linear(fp32_rows(_rows(x, part), workspace), self.w_input, workspace)
+        from_x = linear(_rows(x, part), self.w_input, workspace)
         low_rank = from_x[:, : dims.q_lora_rank]
         latents.copy_(from_x[:n, dims.q_lora_rank : dims.q_lora_rank + dims.head_dim])
         if self.ratio:

@@ -10,7 +10,7 @@ from torch import Tensor
 from impl.dims import Dims
 from impl.model.fused import replace, stack
 from impl.ops import moe
-from impl.ops.linear import fp32_rows
+from impl.ops.linear import kept_rows, linear
 from impl.ops.tiles import tiles
 from impl.ops.workspace import Workspace
 
@@ -55,7 +55,7 @@ class Moe:
         with workspace.scope():
             x = x_cell.pop()
             n, hidden, device = x.shape[0], x.shape[1], x.device
-            rows = fp32_rows(x, workspace)
+            rows = kept_rows(x, workspace)
             del x
             y = torch.empty((n, hidden), dtype=torch.bfloat16, device=device)
             for part in tiles(n, self.tile):
@@ -65,10 +65,9 @@ class Moe:
             return y
 
     def _tile(self, rows: Tensor, token_ids: Tensor, workspace: Workspace) -> Tensor:
-        """fp32 [padded n, H] of fp32 rows [padded n, H]; rows beyond the n tokens hold anything."""
+        """fp32 [n or padded n, H] of `kept_rows`; rows beyond the n tokens hold anything."""
         dims, n, real = self.dims, rows.shape[0], token_ids.shape[0]
-        projected = workspace.empty((n, self.up.shape[0]), torch.float32)
-        torch.mm(rows, self.up.t(), out=projected)
+        projected = linear(rows, self.up, workspace)
         gate_up, logits = projected.split(self.columns, 1)[:2]
         affinity = moe.affinities_(logits[:real], workspace)
         weight = workspace.empty((n, self.n_experts), torch.float32).fill_(1.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from impl.ops.linear import linear
 from impl.ops.workspace import Workspace
 
 
@@ -66,7 +67,7 @@ def experts(gate_up: Tensor, weight: Tensor, down: Tensor, limit: float, workspa
     """Sum over experts of weight * W2 (silu(min(gate, limit)) * clamp(up)).
 
     gate_up: fp32 [n, E * 2 * i], each expert's gate, then its up; overwritten. weight: fp32 [n, E].
-    down: fp32 [H, E * i]. n is a multiple of four. Returns fp32 [n, H] in the workspace's present scope.
+    down: fp32 [H, E * i]. On a CPU n is a multiple of four. Returns fp32 [n, H] in the workspace's present scope.
     """
     n, count = weight.shape
     result = workspace.empty((n, down.shape[0]), torch.float32)
@@ -75,5 +76,5 @@ def experts(gate_up: Tensor, weight: Tensor, down: Tensor, limit: float, workspa
         hidden = workspace.empty(gate.shape, torch.float32)
         gated_(gate, up, limit, hidden, workspace)
         hidden.mul_(weight[:, :, None])
-        torch.mm(hidden.view(n, -1), down.t(), out=result)
+        linear(hidden.view(n, -1), down, workspace, result)
     return result

@@ -1,4 +1,4 @@
-"""Compile Triton's mHC and query kernels for compute capability 9.0 without a GPU: a JSON line of counts a kernel."""
+"""Compile Triton's kernels for compute capability 9.0 without a GPU: a JSON line of counts a kernel."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from impl.ops.triton import kv_insert, mhc, mhc_gates, query
+from impl.ops.triton import index_map, kv_insert, linear, mhc, mhc_gates, query
 
 BF16, FP32, INT64, INT32 = "*bf16", "*fp32", "*i64", "i32"
 OLD = {"residual": BF16, "y": BF16, "post": FP32, "comb": FP32}
@@ -39,11 +39,28 @@ KERNELS = {
          "out_stride": INT32},
         {"PAIRS": 32, "HEADS": 2, "D": 512, "KEEP": "evict_first"},
     ),
+    **{
+        f"linear_{name}_{parts}": (
+            linear._linear_kernel,
+            {"x": kind, "weight": FP32, "out": FP32, "n": INT32, "x_row_stride": INT32, "x_group_stride": INT32,
+             "w_row_stride": INT32, "w_group_stride": INT32, "out_row_stride": INT32, "out_group_stride": INT32},
+            {"COLUMNS": 1168, "K": 256, "X_PARTS": of_x, "W_PARTS": parts, "WIDTH": 32, "DEPTH": 128,
+             "OPERAND": tl.bfloat16},
+        )
+        for name, kind, of_x in (("bf16", BF16, 1), ("fp32", FP32, 3))
+        for parts in (1, 3)
+    },
+    "map": (
+        index_map._map_kernel,
+        {"local": "*i32", "out": "*i32", "lens": "*i32", "table": INT64, "requests": INT64, "valid": "*i32",
+         "width": INT32, "local_stride": INT32, "out_stride": INT32, "table_stride": INT32, "n_blocks": INT32},
+        {"PER_PAGE": 2, "BLOCK": 2048, "PARTS": 4, "IN_PLACE": True, "HAS_VALID": False, "DENSE": True},
+    ),
     "insert": (
         kv_insert._insert_kernel,
         {"kv": BF16, "positions": INT64, "table": FP32, "slots": INT64, "pages": "*u8", "n": INT32, "kv_stride": INT32,
-         "page_bytes": INT32, "scales_at": INT32, "per_page": INT32},
-        {"PAIRS": 32, "ROWS": 4, "D": 512, "NOPE": 448, "GROUP": 64, "DATA_BYTES": 576, "SCALE_BYTES": 8},
+         "page_bytes": INT32, "scales_at": INT32},
+        {"PER_PAGE": 64, "PAIRS": 32, "ROWS": 4, "D": 512, "NOPE": 448, "GROUP": 64, "DATA_BYTES": 576, "SCALE_BYTES": 8},
     ),
 }  # fmt: skip
 
@@ -67,4 +84,7 @@ if __name__ == "__main__":
         print(json.dumps({
             "kernel": label, "loads": len(loads), "wide_loads": sum(".v4." in load for load in loads),
             "stores": len(stores), "wide_stores": sum(".v4." in store for store in stores),
+            "tensor_core": len(re.findall(r"mma\.sync", ptx)), "fma": len(re.findall(r"fma\.rn\.f32", ptx)),
+            "copies": len(re.findall(r"cp\.async\.c[ag]\.", ptx)),
+            "wide_copies": len(re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*, 0x10\b", ptx)),
         }))  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+LINEAR = [f"linear_{x}_{parts}" for x in ("bf16", "fp32") for parts in (1, 3)]
 SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 
 
@@ -29,7 +30,7 @@ def counts(tmp_path_factory):
 
 
 def test_all_compile(counts):
-    assert set(counts) == {"post", "post_mean", "sums", "head", "input", "query", "insert"}
+    assert set(counts) == {"post", "post_mean", "sums", "head", "input", "query", "map", "insert", *LINEAR}
 
 
 @pytest.mark.parametrize(("kernel", "stores"), [("post", 4), ("post_mean", 1)])
@@ -43,3 +44,11 @@ def test_post_reads_a_gate_once_and_everything_else_by_16_bytes(counts, kernel, 
 def test_queries_are_read_and_written_by_16_bytes(counts):
     found = counts["query"]
     assert found["wide_loads"] == found["wide_stores"] == found["stores"]
+
+
+@pytest.mark.parametrize("kernel", LINEAR)
+def test_products_run_on_tensor_cores_and_read_by_16_bytes(counts, kernel):
+    found = counts[kernel]
+    assert found["tensor_core"]
+    assert found["fma"] == 0
+    assert found["copies"] == found["wide_copies"] > 0
