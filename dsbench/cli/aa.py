@@ -22,7 +22,7 @@ FEWEST = 6
 @suite_options
 @click.option(
     "--boots",
-    type=click.IntRange(min=FEWEST),
+    type=click.IntRange(FEWEST, 20_000),
     metavar="N",
     help="Measured boots, an even number. [default: two a block of the suite, at least 6]",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ EXIT_NOT_RUN = 4
 
 
 def _tokens(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not all(part.strip().isdigit() and int(part) > 0 for part in value.split(",")):
+    if value is not None and not all(re.fullmatch(r"\s*0*[1-9][0-9]{0,8}\s*", part) for part in value.split(",")):
         raise click.BadParameter(f"'{value}' is no list of whole numbers from 1, such as 1,64,8192")
     return value
 

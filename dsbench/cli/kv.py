@@ -26,7 +26,7 @@ GIB = 2**30
     type=ratios,
     help="Compression ratios, one a target layer, in place of the shape's.",
 )
-@click.option("--draft-layers", type=click.IntRange(min=0), help="Draft layers, in place of the shape's.")
+@click.option("--draft-layers", type=click.IntRange(0, 1000), help="Draft layers, in place of the shape's.")
 @click.option(
     "-T", "--max-num-batched-tokens", "batched", type=click.IntRange(min=1), help="Tokens one step may process."
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import click
@@ -19,10 +20,10 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option("--quick", is_flag=True, help="Some hundred experiments a case, under 2 minutes on 2 cores.")
 @click.option("--kind", metavar="KIND", help="Only this kind of metric, such as sample-blocked.")
 @click.option("-s", "--suite", metavar="NAME", help="Only this shipped suite.")
-@click.option("--experiments", type=click.IntRange(min=1), metavar="N", help="A case.  [default: 2000]")
+@click.option("--experiments", type=click.IntRange(1, 10_000_000), metavar="N", help="A case.  [default: 2000]")
 @click.option("--seed", "seeds", type=click.IntRange(min=0), multiple=True, metavar="N",
               help="Repeat for several; the experiments are shared out.  [default: 1 2 3]")  # fmt: skip
-@click.option("-j", "--processes", type=click.IntRange(min=1), metavar="N", help="At one time.  [default: the cores]")
+@click.option("-j", "--processes", type=click.IntRange(1, 1024), metavar="N", help="At one time.  [default: the cores]")
 @click.option("--hosts", metavar="N,N,...", help="Instead: wall time, boots and power on so many hosts of a pool.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 @click.option("-o", "--out", type=FOLDER, metavar="FOLDER", help="Store table.md and table.json there.")
@@ -107,7 +108,7 @@ def _simulate_hosts(text: str, experiments: int | None, seed: int, as_json: bool
     from dsbench.simulation.run import FULL
 
     parts = text.split(",")
-    if not all(part.strip().isdigit() and 0 < int(part) <= MOST_HOSTS for part in parts):
+    if not all(re.fullmatch(r"\s*[0-9]{1,9}\s*", part) and 0 < int(part) <= MOST_HOSTS for part in parts):
         raise InputError(f"--hosts '{text}': write numbers of hosts from 1 to {MOST_HOSTS}, as in 1,4,16,64")
     points = simulate_hosts(sorted({int(part) for part in parts}), experiments or FULL, seed)
     if out is not None:
