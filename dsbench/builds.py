@@ -30,6 +30,7 @@ FOLLOWS = {
     "speculative": ("speculative", "draft_tokens", "draft_weights", "draft_sample_method", "rejection_sample_method",
                     "synthetic_rates", "graph_mode", "capture"),
     "--eager": ("graph_mode", "capture"),
+    "--capture": ("capture", "graph_mode"),
     "--enforce-eager": ("graph_mode", "capture_sizes"),
     "--speculative-config": ("speculative", "draft_tokens", "draft_sample_method", "rejection_sample_method",
                              "synthetic_acceptance_length", "capture_sizes"),

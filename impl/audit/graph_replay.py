@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +21,12 @@ from impl.audit import trial
 from impl.audit.dead_readers import patched
 from impl.audit.report import Finding, NotRun, Outcome
 from impl.audit.source import place
+from impl.engine.config import Capture
 from impl.engine.draft_replay import DraftReplay
 from impl.engine.graphs import GraphCache, Replay
 from impl.engine.propose import DsparkProposer
 from impl.engine.runner import Runner
+from impl.engine.step_replay import StepReplay
 from impl.engine.tape import Tape
 from impl.engine.target_replay import TargetReplay
 from impl.ops import mhc
@@ -74,7 +76,7 @@ class Operations(TorchDispatchMode):
         return counted
 
 
-def check(toggles: str = "", traced: Traced | None = None, capture: Literal["draft", "rounds"] = "rounds") -> Outcome:
+def check(toggles: str = "", traced: Traced | None = None, capture: Capture = "rounds") -> Outcome:
     """`toggles`, `capture`: of the engine. `traced`: what must trace without a break, in place of the seams."""
     expected = _outcome(trial.run(trial.engine(toggles)) if toggles else trial.baseline())
     replaying = trial.boot(toggles, pages=False, eager=False, capture=capture)
@@ -85,7 +87,7 @@ def check(toggles: str = "", traced: Traced | None = None, capture: Literal["dra
     tapes = [owner for _, _, r in caches if isinstance(owner := getattr(r._launch, "__self__", None), Tape)]
     operations = Operations()
     with ExitStack() as stack:
-        for owner, name in ((DraftReplay, "propose"), (TargetReplay, "run")):
+        for owner, name in ((DraftReplay, "propose"), (TargetReplay, "run"), (StepReplay, "run")):
             stack.enter_context(patched(owner, name, operations.around("call", getattr(owner, name))))
         for _, _, replay in caches:
             replay._launch = operations.around("replay", _poisoned_first(replay))
@@ -126,7 +128,7 @@ def _replay_findings(differs: str, work: Mapping[str, int], replays: int) -> Ite
         yield Finding(
             "work-outside-graph",
             f"beside {replays} replays run {what}",
-            f"{place(DraftReplay.propose)}, {place(TargetReplay.run)}",
+            f"{place(DraftReplay.propose)}, {place(TargetReplay.run)}, {place(StepReplay.run)}",
             "move it into the captured function, or out of the round",
         )
 
@@ -182,18 +184,21 @@ def _graph_breaks(traced: Traced) -> tuple[list[Finding], int]:
     return findings, breaks
 
 
-def _captured(runner: Runner) -> list[tuple[str, int, Replay]]:
-    """(whose, batch size, replay) of every graph."""
+def _captured(runner: Runner) -> list[tuple[str, Hashable, Replay]]:
+    """(whose, batch size or what else a graph is for, replay) of every graph."""
     assert runner.rounds is not None
     assert isinstance(runner.rounds.proposer, DsparkProposer)
-    owners: dict[str, DraftReplay | TargetReplay | None] = {"draft": runner.rounds.proposer.replay}
+    owners: dict[str, DraftReplay | TargetReplay | StepReplay | None] = {"draft": runner.rounds.proposer.replay}
     if runner.config.capture == "rounds":
         owners["target"] = runner.target_replay
-    found: list[tuple[str, int, Replay]] = []
+    elif runner.config.capture == "steps":
+        owners = {"step": runner.step_replay}
+    found: list[tuple[str, Hashable, Replay]] = []
     for name, owner in owners.items():
         if owner is None:
             raise NotRun(f"the engine has captured nothing of the {name}")
-        found += [(name, size, owner.graphs.get_or_capture(size, _never)) for size in owner.sizes]
+        keys = [(n, greedy) for n in owner.sizes for greedy in (False, True)] if name == "step" else owner.sizes
+        found += [(name, key, owner.graphs.get_or_capture(key, _never)) for key in keys]
     return found
 
 

@@ -4,7 +4,8 @@ Verification needs q of exactly these logits. They wait in one buffer that exist
 request slot, because a batch may have another order by then. The off state of `draft_logits_persistent` is the defect
 this replaces: an attribute is assigned where the logits are made. A captured graph runs that Python once, so that after
 the last capture the attribute stays with that graph's memory, while every replay writes elsewhere
-(deepseek_v4_dspark.md section 4).
+(deepseek_v4_dspark.md section 4). A graph of a whole step holds the reader too: off, it reads what the attribute held
+at capture, memory that no step writes, so that there too the handoff is stale under replay.
 """
 
 from __future__ import annotations

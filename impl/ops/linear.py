@@ -67,9 +67,9 @@ def linear(x: Tensor, weight: Tensor, workspace: Workspace, out: Tensor | None =
     if own_kernels(x.device):
         from impl.ops.triton.linear import linear as kernel
 
-        result = workspace.empty((n, weight.shape[0]), torch.float32) if out is None else out
-        kernel(x.unsqueeze(1), weight.unsqueeze(0), result.unsqueeze(1), whole=all_bf16(weight))
-        return result
+        found = workspace.empty((n, weight.shape[0]), torch.float32) if out is None else out
+        kernel(x.unsqueeze(1), weight.unsqueeze(0), found.unsqueeze(1), whole=all_bf16(weight))
+        return found
     result = out
     if result is None or n % ROWS:
         result = workspace.empty((padded_rows(n), weight.shape[0]), torch.float32)

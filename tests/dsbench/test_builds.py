@@ -79,6 +79,7 @@ def test_any_text_is_an_arm_or_one_clear_line(text):
         ("a=args=--x 1", "b=args=--x=1", []),
         ("a=", "b=args=--eager", ["graph_mode", "capture"]),
         ("a=args=--eager", "b=", ["graph_mode", "capture"]),
+        ("a=args=--capture draft", "b=args=--capture steps", ["capture", "graph_mode"]),
         ("a=args=--threads 1", "b=args=--threads 2", ["threads"]),
         ("a=env=A=1", "b=env=A=2,B=3", ["env.A", "env.B"]),
     ],

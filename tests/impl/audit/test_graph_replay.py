@@ -23,6 +23,15 @@ def test_the_tree_is_clean():
     assert outcome.evidence["capture seconds"] > 0
 
 
+@pytest.mark.parametrize(("toggles", "found"), [("", set()), ("draft_logits_persistent=off", {"replay-differs"})])
+def test_graphs_of_whole_steps_are_covered_and_their_stale_handoff_is_found(toggles, found):
+    outcome = check(toggles, {}, "steps")
+    assert {finding.code for finding in outcome.findings} == found
+    assert outcome.evidence["replays"] > 5
+    assert outcome.evidence["other operations beside replays"] == 0
+    assert outcome.evidence["copies and views beside replays"] > 0
+
+
 def prints(x: Tensor) -> Tensor:
     print("a host read in the middle")
     return x.sin() + float(x.sum())
