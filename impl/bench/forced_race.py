@@ -26,7 +26,7 @@ SURE = 6
 def forced_race(device: torch.device, runs: int) -> Iterator[dict[str, Any]]:
     """One event a number of tokens; a control that finds nothing at SURE tokens is a failed check.
 
-    `wrong` counts runs with other products or streams than fresh buffers give, `wrong_streams` those with other streams.
+    wrong: runs with other products or streams than fresh buffers give; wrong_streams: those with other streams.
     """
     event = {"event": "check", "check": "forced race", "op": "mhc_seam", "backend": "vllm"}
     if device.type != "cuda" or not importlib.util.find_spec("vllm"):
@@ -45,7 +45,8 @@ def forced_race(device: torch.device, runs: int) -> Iterator[dict[str, Any]]:
             yield {**event, "tokens": n, "ok": None, "reason": f"{type(error).__name__}: {error}"[:300]}
             continue
         yield {**event, "tokens": n, "runs": runs, "wrong": wrong, "wrong_streams": wrong_streams,
-               "ok": wrong > 0 if n == SURE else None, "reason": "must differ" if n == SURE else "may differ"}  # fmt: skip
+               "ok": wrong > 0 if n == SURE else None,
+               "reason": "must differ" if n == SURE else "may differ"}  # fmt: skip
 
 
 def products(i: Inputs, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:

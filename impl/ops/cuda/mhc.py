@@ -1,7 +1,7 @@
-"""mHC on Hopper in CUDA C++: the seam, PRE and the heads (`mhc.cu`, `mhc_few.cu`), POST and its mean (`mhc_post.cu`).
+"""mHC on Hopper in CUDA C++: the seam, PRE, the heads, POST and its mean (`mhc*.cu`).
 
-Many tokens go to thread-block clusters that read their streams once; few go to two kernels that use the whole card.
-Outputs may alias inputs at any number of tokens: no block reads what another one of the same kernel writes.
+Many tokens go to thread-block clusters that read their streams once, or to two kernels that wait for nothing; few go to
+two kernels that use the whole card. Outputs may alias inputs at any number of tokens: no block reads what another one of the same kernel writes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def seam(
 ) -> SeamOutput:  # fmt: skip
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
-    tuning: `splits` of the columns for few tokens, `slices` of them for many in two kernels, or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many.
+    tuning: `splits` of the columns for few tokens, `slices` of them for many in two kernels, or `cluster`, `warps`,
+    `chains` and `blocks` (of an SM) for many in one.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -100,9 +101,12 @@ def post_mean(
 def _launch(
     mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
-    few = "splits" in tuning or (not tuning and residual.shape[0] <= FEW)
-    many = "slices" in tuning
-    cut = {"splits": SPLITS} if few else {"slices": 0} if many else {"cluster": 8, "warps": 16 if mode == HEAD else 8, "chains": 1, "blocks": 1}
+    if "slices" in tuning:
+        name, cut = "mhc_many", {"slices": 16}
+    elif "splits" in tuning or (not tuning and residual.shape[0] <= FEW):
+        name, cut = "mhc_few", {"splits": SPLITS}
+    else:
+        name, cut = "mhc", {"cluster": 8, "warps": 16 if mode == HEAD else 8, "chains": 1, "blocks": 1}
     unknown = sorted(set(tuning) - set(cut))
     if unknown:
         raise ValueError(f"unknown tuning {unknown[0]}={tuning[unknown[0]]}: known are {', '.join(cut)}")
@@ -113,12 +117,12 @@ def _launch(
     args.hc_eps, args.rms_eps = weights.hc_eps, weights.rms_eps
     if isinstance(weights, SeamWeights):
         args.post_mult, args.iters = weights.post_mult, weights.sinkhorn_iters
-    if few or many:
-        name, parts = ("mhc_few", cut["splits"]) if few else ("mhc_many", cut["slices"])
+    if name == "mhc":
+        _run(name, residual, cut, mode, *cut.values(), ctypes.byref(args))
+    else:
+        (parts,) = cut.values()
         sums = residual.new_empty(args.tokens, parts, SUMS, dtype=torch.float32)
         _run(name, residual, cut, mode, parts, ctypes.byref(args), ctypes.c_void_p(sums.data_ptr()))
-    else:
-        _run("mhc", residual, cut, mode, *cut.values(), ctypes.byref(args))
 
 
 def _launch_post(residual: Tensor, threads: int, hint: str, **tensors: Tensor) -> None:

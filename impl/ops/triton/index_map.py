@@ -1,7 +1,6 @@
 """Rows of dense compressed indices in Triton: the map to global slots, and the rows of one step.
 
-Where the map writes over its input, a sector of entries that all are -1 is not stored again: the tail of a row, half of
-it on average, is then read only.
+Where the map writes over its input, the tail of -1 of a dense row, half of it on average, is read only.
 """
 
 from __future__ import annotations
@@ -17,31 +16,47 @@ from impl.ops.workspace import Workspace
 
 SECTOR = tl.constexpr(8)
 """Entries of 32 bytes, the least that memory is written in."""
+STRAY = tl.constexpr(2**31 - 1)
+"""Greater than any entry: what stands for one that is not where a dense row has it."""
 
 
 @triton.jit
 def _map_kernel(  # type: ignore[no-untyped-def]
     local, out, lens, table, requests, valid, width, local_stride, out_stride, table_stride, n_blocks,
     PER_PAGE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, IN_PLACE: tl.constexpr, HAS_VALID: tl.constexpr,
+    DENSE: tl.constexpr,
 ):  # fmt: skip
+    """DENSE: a part of a row whose entries are its own columns, then -1, takes each page of the table once, from
+    neighbouring addresses, instead of once an entry; PER_PAGE is then a power of two that divides BLOCK."""
     row = tl.program_id(0).to(tl.int64)
     blocks = table + tl.load(requests + row).to(tl.int64) * table_stride
-    count = tl.zeros((), tl.int32)
+    counts = tl.zeros((BLOCK,), tl.int32)
     for part in range(PARTS):
-        sector = tl.arange(0, BLOCK // SECTOR)[:, None] * SECTOR
-        column = part * BLOCK + sector + tl.arange(0, SECTOR)[None, :]
+        column = part * BLOCK + tl.arange(0, BLOCK)
         inside = column < width
         entry = tl.load(local + row * local_stride + column, mask=inside, other=-1)
-        page = entry // PER_PAGE
-        there = (entry >= 0) & (page < n_blocks)
-        block = tl.load(blocks + page, mask=there, other=0).to(tl.int32)
-        slot = tl.where(there, block * PER_PAGE + entry % PER_PAGE, -1)
-        written = inside
-        if IN_PLACE:
-            changed = tl.max((entry != slot).to(tl.int32), 1)
-            written = inside & (changed > 0)[:, None]
-        tl.store(out + row * out_stride + column, slot, mask=written)
-        count += tl.sum(tl.sum(there.to(tl.int32), 1), 0)
+        top = STRAY
+        if DENSE:
+            top = tl.max(tl.where((entry == column) | (entry == -1), entry, STRAY), 0)
+        if top == STRAY:
+            page = entry // PER_PAGE
+            there = (entry >= 0) & (page < n_blocks)
+            block = tl.load(blocks + page, mask=there, other=0).to(tl.int32)
+            slot = tl.where(there, block * PER_PAGE + entry % PER_PAGE, -1)
+            tl.store(out + row * out_stride + column, slot, mask=inside)
+            counts += there.to(tl.int32)
+        elif DENSE:
+            pages = part * (BLOCK // PER_PAGE) + tl.arange(0, BLOCK // PER_PAGE)
+            seen = (pages * PER_PAGE <= top) & (pages < n_blocks)
+            firsts = tl.load(blocks + pages, mask=seen, other=0).to(tl.int32) * PER_PAGE
+            slots = tl.reshape(firsts[:, None] + tl.arange(0, PER_PAGE)[None, :], (BLOCK,))
+            there = (entry >= 0) & (column < n_blocks * PER_PAGE)
+            written = inside
+            if IN_PLACE:
+                written = inside & (column <= (top | (SECTOR - 1)))
+            tl.store(out + row * out_stride + column, tl.where(there, slots, -1), mask=written)
+            counts += there.to(tl.int32)
+    count = tl.sum(counts, 0)
     if HAS_VALID:
         count = tl.where(tl.load(valid + row), count, 0)
     tl.store(lens + row, count)
@@ -80,11 +95,12 @@ def to_global(
     workspace: Workspace | None = None,
     *,
     valid: Tensor | None = None,
-    block: int = 4096,
-    warps: int = 8,
+    block: int = 2048,
+    warps: int = 4,
+    dense: bool = True,
 ) -> None:
     """As `impl.ops.index_map.to_global`. table and request_rows: int32 or int64. valid: bool [N]: rows whose length
-    is 0 although they have entries (padding)."""
+    is 0 although they have entries (padding). dense: look for rows that hold their own columns, which cost less."""
     n, width = local.shape
     if not n:
         return
@@ -92,7 +108,8 @@ def to_global(
     _map_kernel[(n,)](
         local, out, lens, table, request_rows, lens if valid is None else valid, width, local.stride(0), out.stride(0),
         table.stride(0), table.shape[1], PER_PAGE=per_page, BLOCK=block, PARTS=triton.cdiv(width, block),
-        IN_PLACE=out.data_ptr() == local.data_ptr(), HAS_VALID=valid is not None, num_warps=warps,
+        IN_PLACE=out.data_ptr() == local.data_ptr(), HAS_VALID=valid is not None,
+        DENSE=dense and not per_page & (per_page - 1) and per_page <= block, num_warps=warps,
     )  # fmt: skip
 
 
@@ -123,7 +140,18 @@ def topk_metadata(
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {"index_map": to_global, "topk_metadata": topk_metadata}
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "index_map": [{"block": b, "warps": w} for b, w in ((4096, 8), (1024, 4), (2048, 8), (4096, 4), (4096, 16))],
+    "index_map": [
+        {"block": b, "warps": w, "dense": d}
+        for b, w, d in (
+            (4096, 16, True),
+            (4096, 8, True),
+            (2048, 4, True),
+            (2048, 8, True),
+            (1024, 4, True),
+            (1024, 4, False),
+            (4096, 16, False),
+        )
+    ],
     "topk_metadata": [{"block": b, "warps": w} for b, w in ((1024, 4), (2048, 4), (4096, 8))],
 }
 

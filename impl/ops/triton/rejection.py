@@ -35,9 +35,11 @@ def _divided(x, warmth):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _exp_sum(scores, top):  # type: ignore[no-untyped-def]
-    """Sum of exp(scores - top); NaN where a score is NaN or +inf, 0 where all are -inf."""
-    return tl.sum(tl.exp(scores - tl.where(top == -float("inf"), 0.0, top)), 0)
+def _exp_sum(x, top, warmth):  # type: ignore[no-untyped-def]
+    """Sum of exp((x - top) / warmth); NaN where an entry is NaN or +inf, 0 where all are -inf. By a reciprocal: of an
+    entry that counts, the exponent is off by a few units of its last place."""
+    turn = 1.4426950408889634 / warmth
+    return tl.sum(tl.exp2((x - tl.where(top == -float("inf"), 0.0, top)) * turn), 0)
 
 
 @triton.jit
@@ -67,19 +69,16 @@ def _stats_kernel(  # type: ignore[no-untyped-def]
     top = tl.max(comparable, 0)
     tl.store(best + at, top)
     tl.store(best_id + at, part * BLOCK + tl.argmax(comparable, 0))
-    scores, greatest = x, top
-    if warmth > 0:
-        scores, greatest = _divided(x, warmth), tl.div_rn(top, warmth)
-    tl.store(sums + at, _exp_sum(scores, greatest))
+    tl.store(sums + at, _exp_sum(x, top, tl.where(warmth > 0, warmth, 1.0)))
     if HAS_DRAFT:  # noqa: SIM102  (known when compiled; the other is not)
         if (k < K) & (warmth > 0):
             row = _slot(mapping, request, n_mapped, n_slots, HAS_MAP)
             y = tl.load(draft + row * draft_stride + k * draft_row + column, mask=inside, other=-float("inf"))
-            warm = _divided(y.to(tl.float32), warmth)
-            top = tl.max(tl.where(warm == warm, warm, -float("inf")), 0)
+            y = y.to(tl.float32)
+            top = tl.max(tl.where(y == y, y, -float("inf")), 0)
             at = (request * K + k) * n_blocks + part
-            tl.store(draft_best + at, top)
-            tl.store(draft_sums + at, _exp_sum(warm, top))
+            tl.store(draft_best + at, tl.div_rn(top, warmth))
+            tl.store(draft_sums + at, _exp_sum(y, top, warmth))
 
 
 @triton.jit
@@ -87,6 +86,13 @@ def _log_sum(tops, sums):  # type: ignore[no-untyped-def]
     """log of the sum of exponentials of a row, from its blocks; NaN where the row is not readable."""
     top = tl.max(tops, 0)
     return top + tl.log(tl.sum(sums * tl.exp(tops - top), 0))
+
+
+@triton.jit
+def _log_sums(tops, sums):  # type: ignore[no-untyped-def]
+    """`_log_sum` of several rows."""
+    top = tl.max(tops, 1)
+    return top + tl.log(tl.sum(sums * tl.exp(tops - top[:, None]), 1))
 
 
 @triton.jit
@@ -106,52 +112,55 @@ def _verdict_kernel(  # type: ignore[no-untyped-def]
     slot = request
     if HAS_DRAFT:
         slot = _slot(mapping, request, n_mapped, n_slots, HAS_MAP)
-    words = noise_words(tl.load(seeds + request), tl.load(positions + request), TAG_ACCEPT, 0, PADDED_K)
-    log_u = -tl.exp(-gumbel_exact(words).to(tl.float64))
-    n_valid, accepted = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
-    for k in tl.static_range(K):
-        if (k < limit) & (n_valid == k):
-            at = (request * (K + 1) + k) * n_blocks + part
-            tops = tl.load(best + at, mask=inside, other=-float("inf"))
-            log_sum = _log_sum(_divided(tops, warmth), tl.load(sums + at, mask=inside, other=0.0))
-            raw = tl.load(drafts + request * drafts_stride + k)
-            x = tl.minimum(tl.maximum(raw, 0), width - 1)
-            valid = (raw == x) & (log_sum == log_sum) & (tl.max(tops, 0) < float("inf"))
-            own_u = tl.sum(tl.where(tl.arange(0, PADDED_K) == k, log_u, 0.0), 0)
-            if SYNTHETIC:
-                passed = tl.exp(own_u) < tl.load(rates + k)
-            elif greedy:
-                id_at = (request * (K + 1) + k) * n_blocks + tl.argmax(tops, 0)
-                passed = x == tl.load(best_id + id_at)
-            else:
-                log_q = 0.0
-                if HAS_DRAFT:
-                    at = (request * K + k) * n_blocks + part
-                    tops_q = tl.load(draft_best + at, mask=inside, other=-float("inf"))
-                    log_sum_q = _log_sum(tops_q, tl.load(draft_sums + at, mask=inside, other=0.0))
-                    y = tl.load(draft + slot * draft_stride + k * draft_row + x).to(tl.float32)
-                    log_q = tl.div_rn(y, warmth) - log_sum_q
-                    valid = valid & (log_sum_q == log_sum_q)
-                score = tl.div_rn(tl.load(target + request * target_stride + k * target_row + x), warmth)
-                passed = (score - log_sum).to(tl.float64) > own_u + log_q
-            accepted += (valid & passed & (accepted == k)).to(tl.int32)
-            n_valid += valid.to(tl.int32)
+    # All drafts at once: each load of the loop that this stands for would wait for the verdict before it.
+    k = tl.arange(0, PADDED_K)
+    drafted, judged = k < K, k < tl.minimum(limit, K)
+    at = (request * (K + 1) + k)[:, None] * n_blocks + part[None, :]
+    read = (k <= tl.minimum(limit, K))[:, None] & inside[None, :]
+    tops = tl.load(best + at, mask=read, other=-float("inf"))
+    log_sum = _log_sums(_divided(tops, warmth), tl.load(sums + at, mask=read, other=0.0))
+    readable = (log_sum == log_sum) & (tl.max(tops, 1) < float("inf"))
+    first = tl.load(best_id + (request * (K + 1) + k) * n_blocks + tl.argmax(tops, 1), mask=k <= K, other=0)
+    raw = tl.load(drafts + request * drafts_stride + k, mask=drafted, other=0)
+    x = tl.minimum(tl.maximum(raw, 0), width - 1)
+    valid = judged & (raw == x) & readable
+    log_sum_q = tl.zeros_like(log_sum)
+    if SYNTHETIC:
+        words = noise_words(tl.load(seeds + request), tl.load(positions + request), TAG_ACCEPT, 0, PADDED_K)
+        passed = tl.exp(-tl.exp(-gumbel_exact(words).to(tl.float64))) < tl.load(rates + k, mask=drafted, other=0.0)
+        if HAS_DRAFT:
+            log_sum_q = _draft_sums(draft_best, draft_sums, request, k, part, judged & (greedy == 0), n_blocks, K)
+    elif greedy:
+        passed = x == first
+    else:
+        words = noise_words(tl.load(seeds + request), tl.load(positions + request), TAG_ACCEPT, 0, PADDED_K)
+        log_u = -tl.exp(-gumbel_exact(words).to(tl.float64))
+        log_q = tl.zeros_like(log_sum)
+        if HAS_DRAFT:
+            log_sum_q = _draft_sums(draft_best, draft_sums, request, k, part, judged, n_blocks, K)
+            y = tl.load(draft + slot * draft_stride + k * draft_row + x, mask=judged, other=0.0).to(tl.float32)
+            log_q = _divided(y, warmth) - log_sum_q
+            valid = valid & (log_sum_q == log_sum_q)
+        score = _divided(tl.load(target + request * target_stride + k * target_row + x, mask=judged, other=0.0), warmth)
+        passed = (score - log_sum).to(tl.float64) > log_u + log_q
+    n_valid = tl.min(tl.where(valid, PADDED_K, k), 0)
+    accepted = tl.min(tl.where(valid & passed, PADDED_K, k), 0)
 
-    at = (request * (K + 1) + accepted) * n_blocks
-    tops = tl.load(best + at + part, mask=inside, other=-float("inf"))
-    log_sum = _log_sum(_divided(tops, warmth), tl.load(sums + at + part, mask=inside, other=0.0))
-    readable = (log_sum == log_sum) & (tl.max(tops, 0) < float("inf"))
-    tl.store(greatest + request, tl.load(best_id + at + tl.argmax(tops, 0)))
+    tl.store(greatest + request, tl.sum(tl.where(k == accepted, first, 0), 0))
     tl.store(n_accepted + request, accepted.to(tl.int64))
+    legible = tl.sum(((k == accepted) & readable).to(tl.int32), 0) > 0
     way = tl.where(accepted < n_valid, RESIDUAL, PLAIN)
-    tl.store(how + request, tl.where(greedy | (readable == 0), SETTLED, way))
-    tl.store(log_sums + 2 * request, log_sum)
-    if HAS_DRAFT:  # noqa: SIM102
-        if (accepted < K) & (accepted < n_valid) & (greedy == 0):
-            at_q = (request * K + accepted) * n_blocks + part
-            tops_q = tl.load(draft_best + at_q, mask=inside, other=-float("inf"))
-            sums_q = tl.load(draft_sums + at_q, mask=inside, other=0.0)
-            tl.store(log_sums + 2 * request + 1, _log_sum(tops_q, sums_q))
+    tl.store(how + request, tl.where(greedy | (legible == 0), SETTLED, way))
+    tl.store(log_sums + 2 * request, tl.sum(tl.where(k == accepted, log_sum, 0.0), 0))
+    tl.store(log_sums + 2 * request + 1, tl.sum(tl.where(k == accepted, log_sum_q, 0.0), 0))
+
+
+@triton.jit
+def _draft_sums(draft_best, draft_sums, request, k, part, judged, n_blocks, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = (request * K + k)[:, None] * n_blocks + part[None, :]
+    read = judged[:, None] & (part < n_blocks)[None, :]
+    tops = tl.load(draft_best + at, mask=read, other=-float("inf"))
+    return _log_sums(tops, tl.load(draft_sums + at, mask=read, other=0.0))
 
 
 @triton.jit
@@ -327,7 +336,7 @@ def rejection_sample(
     _verdict_kernel[(n,)](
         *inputs, n_drafted, rates, best, best_id, sums, draft_best, draft_sums, n_accepted, way, greatest, log_sums,
         width, *strides, blocks, *slots, K=k_max, PADDED_K=padded, BLOCKS=triton.next_power_of_2(blocks), **shape,
-        SYNTHETIC=synthetic_conditional_rates is not None, num_warps=1,
+        SYNTHETIC=synthetic_conditional_rates is not None, num_warps=4,
     )  # fmt: skip
     if not all_greedy:
         _near_kernel[(n, resample_blocks)](

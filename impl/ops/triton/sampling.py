@@ -113,6 +113,7 @@ def draw(
     slots: Tensor | None,
     block: int,
     warps: int,
+    last_warps: int,
 ) -> Tensor:
     """int64 [R] tokens of fp32 logits [R, V]; `kept`, [slots, V] with any stride between slots, gets the logits."""
     n, width = logits.shape
@@ -130,7 +131,7 @@ def draw(
         )  # fmt: skip
         _exact_kernel[(n,)](
             *rows, best, tokens, width, logits.stride(0), n_blocks, tag,
-            BLOCK=block, BLOCKS=triton.next_power_of_2(n_blocks), num_warps=warps,
+            BLOCK=block, BLOCKS=triton.next_power_of_2(n_blocks), num_warps=last_warps,
         )  # fmt: skip
     return tokens
 
@@ -145,14 +146,18 @@ def draft_sample(
     *,
     block: int = 1024,
     warps: int = 4,
+    last_warps: int = 8,
 ) -> Tensor:
     """As `impl.ops.draft_sample.draft_sample`; rows hold no NaN. Raises ValueError where a row has top-k or top-p."""
-    return draw(logits, how, TAG_DRAFT + (k << 8), kept[:, k], slots, block, warps)
+    return draw(logits, how, TAG_DRAFT + (k << 8), kept[:, k], slots, block, warps, last_warps)
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {"draft_sample": draft_sample}
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "draft_sample": [{"block": b, "warps": w} for b, w in ((1024, 4), (2048, 8), (2048, 4), (4096, 8))],
+    "draft_sample": [
+        {"block": b, "warps": w, "last_warps": last}
+        for b, w, last in ((1024, 4, 4), (1024, 4, 8), (1024, 4, 16), (512, 4, 8), (512, 2, 4), (2048, 8, 8))
+    ],
 }
 
 __all__ = ["OPERATIONS", "VARIANTS", "better", "draft_sample", "gumbel_exact", "gumbel_near", "noise_words"]

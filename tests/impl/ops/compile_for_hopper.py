@@ -8,12 +8,23 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from impl.ops.triton import index_map, kv_insert, linear, mhc, mhc_gates, query
+from impl.ops.triton import index_map, kv_insert, linear, mhc, mhc_gates, query, rejection, sampling
 
 BF16, FP32, INT64, INT32 = "*bf16", "*fp32", "*i64", "i32"
 OLD = {"residual": BF16, "y": BF16, "post": FP32, "comb": FP32}
 GATES = {"sums": FP32, "scale": FP32, "base": FP32, "n_tokens": INT32, "splits": INT32, "rms_eps": "fp32",
          "hc_eps": "fp32"}  # fmt: skip
+ROWS = {"logits": FP32, "temperature": FP32, "seeds": INT64, "positions": INT64, "best": FP32, "width": INT32,
+        "stride": INT32, "n_blocks": INT32, "tag": INT32}  # fmt: skip
+ROUND = {"target": FP32, "drafts": INT64, "draft": FP32, "mapping": INT64, "temperature": FP32, "seeds": INT64,
+         "positions": INT64, "n_drafted": INT64, "rates": FP32, "best": FP32, "best_id": "*i32", "sums": FP32,
+         "draft_best": FP32, "draft_sums": FP32, "n_accepted": INT64, "how": "*i32", "greatest": "*i32",
+         "log_sums": FP32, "near": FP32, "tokens": INT64, "n_sampled": INT64, "width": INT32, "target_stride": INT32,
+         "target_row": INT32, "drafts_stride": INT32, "draft_stride": INT32, "draft_row": INT32, "n_blocks": INT32,
+         "n_mapped": INT32, "n_slots": INT32}  # fmt: skip
+DRAFTED = {"HAS_DRAFT": True, "HAS_MAP": True}
+WHOLE = ("stride", "_row", "width", "page_bytes")
+"""Numbers that are multiples of 16 in the shapes measured."""
 POST = {"H": 4096, "TOKENS": 2, "COLUMNS": 512}
 KERNELS = {
     "post": (mhc._post_kernel, {**OLD, "out": BF16, "n_tokens": INT32}, {**POST, "MEAN": False, "KEEP": "evict_first"}),
@@ -56,11 +67,25 @@ KERNELS = {
          "width": INT32, "local_stride": INT32, "out_stride": INT32, "table_stride": INT32, "n_blocks": INT32},
         {"PER_PAGE": 2, "BLOCK": 2048, "PARTS": 4, "IN_PLACE": True, "HAS_VALID": False, "DENSE": True},
     ),
+    "near": (sampling._near_kernel, {**ROWS, "kept": FP32, "slots": INT64, "kept_stride": INT32},
+             {"BLOCK": 1024, "KEEP": True}),
+    "exact": (sampling._exact_kernel, {**ROWS, "out": INT64}, {"BLOCK": 1024, "BLOCKS": 128}),
+    "stats": (rejection._stats_kernel, ROUND, {"K": 5, "BLOCK": 4096, **DRAFTED}),
+    **{
+        f"verdict{'_synthetic' * synthetic}": (
+            rejection._verdict_kernel, ROUND,
+            {"K": 5, "PADDED_K": 8, "BLOCKS": 32, **DRAFTED, "SYNTHETIC": synthetic},
+        )
+        for synthetic in (False, True)
+    },
+    "resample": (rejection._near_kernel, ROUND, {"BLOCK": 1024, **DRAFTED}),
+    "emit": (rejection._emit_kernel, ROUND, {"K": 5, "PADDED_K": 8, "BLOCK": 1024, "BLOCKS": 128, **DRAFTED}),
     "insert": (
         kv_insert._insert_kernel,
         {"kv": BF16, "positions": INT64, "table": FP32, "slots": INT64, "pages": "*u8", "n": INT32, "kv_stride": INT32,
          "page_bytes": INT32, "scales_at": INT32},
-        {"PER_PAGE": 64, "PAIRS": 32, "ROWS": 4, "D": 512, "NOPE": 448, "GROUP": 64, "DATA_BYTES": 576, "SCALE_BYTES": 8},
+        {"PER_PAGE": 64, "PAIRS": 32, "ROWS": 4, "D": 512, "NOPE": 448, "GROUP": 64, "DATA_BYTES": 576,
+         "SCALE_BYTES": 8},
     ),
 }  # fmt: skip
 
@@ -68,7 +93,8 @@ KERNELS = {
 def compiled(kernel, types, constants):
     """PTX with pointers and strides that are multiples of 16, as the ones of whole tensors are."""
     names = kernel.arg_names
-    aligned = [name for name, kind in types.items() if kind.startswith("*") or name.endswith("stride")]
+    types = {name: kind for name, kind in types.items() if name in names}
+    aligned = [name for name, kind in types.items() if kind.startswith("*") or name.endswith(WHOLE)]
     source = ASTSource(
         fn=kernel, signature={name: types.get(name, "constexpr") for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 LINEAR = [f"linear_{x}_{parts}" for x in ("bf16", "fp32") for parts in (1, 3)]
+SAMPLING = ["near", "exact", "stats", "verdict", "verdict_synthetic", "resample", "emit"]
 SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 
 
@@ -30,7 +31,7 @@ def counts(tmp_path_factory):
 
 
 def test_all_compile(counts):
-    assert set(counts) == {"post", "post_mean", "sums", "head", "input", "query", "map", "insert", *LINEAR}
+    assert set(counts) == {"post", "post_mean", "sums", "head", "input", "query", "map", "insert", *SAMPLING, *LINEAR}
 
 
 @pytest.mark.parametrize(("kernel", "stores"), [("post", 4), ("post_mean", 1)])

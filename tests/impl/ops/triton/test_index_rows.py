@@ -49,6 +49,30 @@ def test_map_equals_the_reference_in_place_and_apart(shape, block):
     assert torch.equal(found, lens)
 
 
+@pytest.mark.parametrize("per_page", [1, 2, 4])
+@pytest.mark.parametrize("n_blocks", [9, 64])
+def test_dense_rows_equal_the_reference_and_their_tails_are_left_alone(per_page, n_blocks):
+    """Rows of every length, one of them with an entry out of its place; pages end within the rows, or do not."""
+    n, width, block = 41, 40, 16
+    columns, lengths = torch.arange(width), torch.arange(n)[:, None]
+    local = torch.where(columns < lengths, columns, -1).to(torch.int32)
+    local[17, 5], local[18, 30] = 6, -4
+    gen = torch.Generator().manual_seed(1)
+    table = torch.randint(1, 1000, (3, n_blocks), generator=gen)
+    rest = [table.to(DEVICE), (torch.arange(n) % 3).to(DEVICE), per_page]
+    local = local.to(DEVICE)
+    wanted, lens = mapped(index_map, local, *rest, torch.empty_like(local))
+    for dense in (True, False):
+        options = {"block": block, "dense": dense}
+        out, found = mapped(kernels, local, *rest, torch.full_like(local, 77), **options)
+        assert torch.equal(out, wanted)
+        assert torch.equal(found, lens)
+        placed = local.clone()
+        out, found = mapped(kernels, placed, *rest, placed, **options)
+        assert torch.equal(out, wanted)
+        assert torch.equal(found, lens)
+
+
 def test_rows_of_a_wider_buffer_leave_the_rest_alone():
     local, *rest = case(7, 40, 2, 5, torch.int32)
     buffer = torch.full((7, 64), -7, dtype=torch.int32, device=DEVICE)
