@@ -1,7 +1,8 @@
 """mHC on Hopper in CUDA C++: the seam, PRE, the heads, POST and its mean (`mhc*.cu`).
 
 Many tokens go to thread-block clusters that read their streams once, or to two kernels that wait for nothing; few go to
-two kernels that use the whole card. Outputs may alias inputs at any number of tokens: no block reads what another one of the same kernel writes.
+two kernels that use the whole card. Outputs may alias inputs at any number of tokens: no block reads what another one of
+the same kernel writes.
 """
 
 from __future__ import annotations

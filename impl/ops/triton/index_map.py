@@ -141,16 +141,8 @@ def topk_metadata(
 OPERATIONS: Mapping[str, Callable[..., Any]] = {"index_map": to_global, "topk_metadata": topk_metadata}
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "index_map": [
-        {"block": b, "warps": w, "dense": d}
-        for b, w, d in (
-            (4096, 16, True),
-            (4096, 8, True),
-            (2048, 4, True),
-            (2048, 8, True),
-            (1024, 4, True),
-            (1024, 4, False),
-            (4096, 16, False),
-        )
+        *({"block": b, "warps": w} for b, w in ((4096, 16), (4096, 8), (2048, 4), (2048, 8), (1024, 4))),
+        {"block": 1024, "warps": 4, "dense": False},
     ],
     "topk_metadata": [{"block": b, "warps": w} for b, w in ((1024, 4), (2048, 4), (4096, 8))],
 }

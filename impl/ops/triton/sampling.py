@@ -155,8 +155,8 @@ def draft_sample(
 OPERATIONS: Mapping[str, Callable[..., Any]] = {"draft_sample": draft_sample}
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "draft_sample": [
-        {"block": b, "warps": w, "last_warps": last}
-        for b, w, last in ((1024, 4, 4), (1024, 4, 8), (1024, 4, 16), (512, 4, 8), (512, 2, 4), (2048, 8, 8))
+        *({"block": b, "warps": w} for b, w in ((1024, 4), (512, 4), (512, 2), (2048, 8))),
+        *({"block": 1024, "warps": 4, "last_warps": w} for w in (4, 16)),
     ],
 }
 
