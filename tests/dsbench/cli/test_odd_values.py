@@ -9,7 +9,8 @@ from click.testing import CliRunner
 from dsbench.cli import COMMANDS, main
 
 VALUES = (
-    "-1", "0", "1e309", "nan", "inf", "9" * 30, "9" * 5000, "", "²", "٣", "1_0", "a=b", ",", ":", "\n", "\udcff", "x" * 300,
+    "-1", "0", "1e309", "nan", "inf", "9" * 30, "9" * 5000, "", "²", "٣", "1_0", "a=b", ",", ":", "\n", "\udcff",
+    "x" * 300,
 )  # fmt: skip
 
 
