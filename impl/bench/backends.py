@@ -37,10 +37,9 @@ def ways(
             assert case.vllm is not None
             yield Way(VLLM, case.vllm)
             continue
-        function = dispatch.operations(name)[case.op]
         points = dispatch.variants(name).get(case.op, ()) if every_point else ()
         for parameters in points or (_tuned(name, case.op, device, dims, tokens),):
-            yield Way(name, _bound(case, function, parameters), parameters)
+            yield bound(name, case, parameters)
 
 
 def absent(name: str, case: Case, device: torch.device) -> str:
@@ -64,11 +63,14 @@ def _tuned(name: str, op: str, device: torch.device, dims: Dims, tokens: int) ->
     return fitting[0].parameters if fitting else {}
 
 
-def _bound(case: Case, function: Callable[..., Any], parameters: Mapping[str, Any]) -> Callable[[Inputs], Outputs]:
+def bound(name: str, case: Case, parameters: Mapping[str, Any]) -> Way:
+    """A backend of ours at a point of its tuning."""
+    function = dispatch.operations(name)[case.op]
+
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs, **parameters)
 
-    return lambda inputs: case.run(call, inputs)
+    return Way(name, lambda inputs: case.run(call, inputs), parameters)
 
 
-__all__ = ["NAMES", "VLLM", "Way", "absent", "ways"]
+__all__ = ["NAMES", "VLLM", "Way", "absent", "bound", "ways"]

@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const flo
         if (warp == 0 && first + lane < a.tokens) finish_gates(a, logits[lane], first + lane);
         return;
     }
-    const size_t token = blockIdx.x - of_gates;
+    const size_t token = a.tokens - 1 - (blockIdx.x - of_gates);  // the last written first: they are still in the L2 cache
     const __nv_bfloat16* streams = (CUT::MODE == SEAM ? a.residual_out : a.residual) + token * STREAMS * HIDDEN + threadIdx.x * 8;
     uint4 v[PIECES][STREAMS];
 #pragma unroll

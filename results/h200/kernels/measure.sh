@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# One window on an H200, from the repository's root, vLLM importable where it is to be compared with:
+#     bash results/h200/kernels/measure.sh OUT [STEP...]
+# OUT: a folder for records and logs. Steps run in this order, each within its time, and a failed one does not stop the
+# next; without any named all run. The first four decide; the rest says why.
+set -u
+out=${1:?usage: measure.sh OUT [STEP...]}
+shift
+steps=${*:-"build mhc other check memcheck racecheck toggles profile"}
+mkdir -p "$out"
+python=${PYTHON:-python3}
+small="index_map topk_metadata query_norm_rope kv_insert draft_sample rejection"
+
+step() { # NAME SECONDS COMMAND...
+    local name=$1 seconds=$2
+    shift 2
+    case " $steps " in *" $name "*) ;; *) return ;; esac
+    timeout "$seconds" "$@" >"$out/$name.log" 2>&1
+    echo "$name: $?" | tee -a "$out/steps"
+}
+
+ops() { for op in $small; do printf -- '--op %s ' "$op"; done; }
+
+points() { # of the seam and PRE, one a line: operation, parameters
+    for point in '{"slices":16}' '{"slices":8}' '{"cluster":8,"warps":8,"chains":1}'; do
+        echo "mhc_seam $point"
+        echo "mhc_pre $point"
+    done
+}
+
+sanitize() { # TOOL: a few tokens of every CUDA kernel, and a whole tile and a part of one for the others
+    for tokens in 6 149; do
+        for op in mhc_seam mhc_pre mhc_post_head mhc_post_mean_head; do
+            compute-sanitizer --tool "$1" --error-exitcode 9 "$python" -m impl.bench.one --op $op --tokens $tokens --calls 1 || return
+        done
+    done
+    points | while read -r op point; do
+        compute-sanitizer --tool "$1" --error-exitcode 9 "$python" -m impl.bench.one --op "$op" --tokens 149 --parameters "$point" --calls 1 || exit
+    done
+}
+
+profile() {
+    "$python" -m impl.bench.one --op mhc_seam --tokens 17 || return
+    points | while read -r op point; do
+        name="$out/$op-$(echo "$point" | tr -dc 'a-z0-9')"
+        ncu --set full --import-source yes --kernel-name 'regex:(slices|rows|mhc)_kernel' --launch-skip 2 --launch-count 2 -f \
+            -o "$name" "$python" -m impl.bench.one --op "$op" --parameters "$point" || exit
+        ncu --import "$name.ncu-rep" --page details --csv >"$name-details.csv"
+        ncu --import "$name.ncu-rep" --page source --print-source sass --csv >"$name-source.csv"
+    done
+}
+
+export -f sanitize profile points
+export python out
+step build 120 "$python" -m impl.ops.cuda.build
+step mhc 200 "$python" -m impl.ops.mhc_trial --out "$out/mhc.jsonl" --seconds 180
+step other 200 "$python" -m impl.bench --times --variants $(ops) --backend triton --backend vllm --seconds 0.03 \
+    --tokens 1,8,64,1024,8192 --out "$out/other.jsonl"
+step check 200 "$python" -m impl.bench --check --backend triton --backend vllm --backend cuda --runs 1000 --out "$out/check.jsonl"
+step memcheck 300 bash -c 'sanitize memcheck'
+step racecheck 300 bash -c 'sanitize racecheck'
+step toggles 200 "$python" -m impl.bench --toggles --out "$out/toggles.jsonl"
+step profile 400 bash -c profile
