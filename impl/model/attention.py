@@ -21,11 +21,14 @@ from impl.engine.step import Step
 from impl.handshake import Markers
 from impl.kv_geometry import KvGeometry
 from impl.model.fused import stack
-from impl.ops import indexer, packed_kv
+from impl.model.select import Candidates, Query, choose
+from impl.ops import dispatch, indexer, packed_kv
 from impl.ops.attention import padded_columns, sink_attention
 from impl.ops.compressor import columns_of, pool, score_offsets
+from impl.ops.insert import Places, insert_states
 from impl.ops.linear import grouped_linear, linear, padded_rows
 from impl.ops.norm import rms_norm_
+from impl.ops.own_kernels import own_kernels
 from impl.ops.rope import RopeTable, conjugate_rows, rotate_, table_rows
 from impl.ops.tiles import tiles
 from impl.ops.workspace import Workspace
@@ -144,7 +147,7 @@ class Attention:
             n, device = step.n_tokens, projected.q.device
             y = torch.empty((n, self.dims.hidden_size), dtype=torch.bfloat16, device=device)
             with serve_only():
-                q = self._queries(projected, workspace)
+                q = self._queries(projected, step, workspace)
                 dense = pages.index_rows.for_layer(step, workspace) if pages.index_rows is not None else None
                 for part in tiles(n, self.tile):
                     with workspace.scope():
@@ -152,7 +155,7 @@ class Attention:
                 del q, dense
             return y
 
-    def _queries(self, projected: Projected, workspace: Workspace) -> Tensor:
+    def _queries(self, projected: Projected, step: Step, workspace: Workspace) -> Tensor:
         """What attention reads, bf16 [N, padded heads, D], normed and rotated: in the projection's output, or apart."""
         raw = projected.q
         n, n_heads, width = raw.shape
@@ -166,6 +169,10 @@ class Attention:
             q = torch.empty((n, self.heads, width), dtype=raw.dtype, device=raw.device)
             if n_heads < self.heads:
                 q[:, n_heads:].zero_()
+        if own_kernels(q.device):
+            by_kernel = dispatch.backend("query_norm_rope", q.device, self.dims, 1)
+            by_kernel(raw, step.positions, self.rope_table.rows, self.eps, workspace, q[:, :n_heads])
+            return q
         for part in tiles(n, TILE):
             with workspace.scope():
                 rows = _rows(raw, part)
@@ -204,12 +211,11 @@ class Attention:
             latents[:n].mul_(self.kv_norm)
             if emission is not None:
                 latents[n:].mul_(self.entry_norms[0])
-            data, scales = packed_kv.pack_states(rotate_(latents, rope), self.layout, workspace)
-            swa_slots = step.swa_slots[pages.swa_group]
-            packed_kv.store(pages.swa, swa_slots, self.window_packing, data[:n], scales[:n], workspace)
+            places = [Places(step.positions, step.swa_slots[pages.swa_group], pages.swa, self.window_packing)]
             if emission is not None:
                 assert pages.compressed is not None
-                packed_kv.store(pages.compressed, emission.slots, self.entry_packing, data[n:], scales[n:], workspace)
+                places.append(Places(emission.positions, emission.slots, pages.compressed, self.entry_packing))
+            insert_states(latents, rope, self.rope_table.rows, places, self.layout, workspace)
         if emission is not None and self.ratio == 4:
             self._store_keys(step, pages, workspace)
         return out
@@ -345,7 +351,12 @@ class Attention:
         of_token = workspace.empty((n, table.shape[1]), torch.int64)
         torch.index_select(table, 0, _rows(step.request_rows, part), out=of_token)
         local = workspace.empty((n, self.selected), torch.int64)
-        self._select(projected, step, pages, part, of_token, local, workspace)
+        assert projected.index_codes is not None
+        assert projected.index_weight is not None
+        assert pages.index_keys is not None
+        query = Query(_rows(projected.index_codes, part), _rows(projected.index_weight, part), self.dims.index_heads)
+        candidates = Candidates(pages.index_keys, of_token, self.key_packing, self.chunk, self.entries)
+        choose(query, candidates, _rows(step.visible[4], part), step.max_position, local, workspace)
         torch.lt(local, 0, out=hidden)
         page = workspace.empty(local.shape, torch.int64)
         torch.floor_divide(local.clamp_min_(0), per_page, out=page)
@@ -353,40 +364,6 @@ class Attention:
         blocks = workspace.empty(local.shape, torch.int64)
         torch.gather(of_token, 1, page, out=blocks)
         return local.add_(blocks, alpha=per_page).view(-1), blocks.view(-1)
-
-    def _select(
-        self, projected: Projected, step: Step, pages: LayerPages, part: slice, of_token: Tensor, out: Tensor,
-        workspace: Workspace,
-    ) -> None:  # fmt: skip
-        """The indexer's choice for each token, int64 [n, topk]; all visible entries where they fit."""
-        n, topk = out.shape
-        per_page = self.key_packing.per_page
-        visible = _rows(step.visible[4], part)
-        reach = of_token.shape[1] * per_page
-        if step.max_position is not None:
-            reach = min(reach, (step.max_position + 1) // 4)
-        if reach <= topk:
-            indexer.first_entries(self.entries, visible, out, workspace)
-            return
-        assert projected.index_codes is not None
-        assert projected.index_weight is not None
-        assert pages.index_keys is not None
-        width = -(-reach // self.chunk) * self.chunk
-        with workspace.scope():
-            blocks = of_token
-            if width > of_token.shape[1] * per_page:
-                blocks = workspace.empty((n, width // per_page), torch.int64).zero_()
-                blocks[:, : of_token.shape[1]].copy_(of_token)
-            query = workspace.empty((n, self.index_heads, self.dims.index_dim), torch.float32)
-            query.copy_(_rows(projected.index_codes, part).view(torch.float8_e4m3fn))
-            scores = workspace.empty((n, width), torch.float32)
-            for columns in tiles(width, self.chunk):
-                candidates = blocks[:, columns.start // per_page : columns.stop // per_page]
-                indexer.score_chunk(
-                    query, _rows(projected.index_weight, part), pages.index_keys, candidates, self.key_packing,
-                    scores[:, columns], workspace,
-                )  # fmt: skip
-            indexer.top_entries(scores, self.entries[:width], visible, out, workspace)
 
 
 def _rows(tensor: Tensor, part: slice) -> Tensor:

@@ -19,10 +19,11 @@ from impl.handshake import Markers
 from impl.model.draft_logits import DraftLogits
 from impl.model.draft_weights import draft_dims
 from impl.model.target import Layer, enter
-from impl.ops import mhc, packed_kv
+from impl.ops import mhc
+from impl.ops.insert import Places, insert_states
 from impl.ops.linear import linear
 from impl.ops.norm import rms_norm, rms_norm_
-from impl.ops.rope import RopeTable, rotate_, table_rows
+from impl.ops.rope import RopeTable, table_rows
 from impl.ops.sampling import SamplingRows
 from impl.ops.tiles import tiles
 from impl.ops.workspace import Workspace
@@ -99,7 +100,9 @@ class Draft:
                 table_rows(self.rope.rows, step.positions[part], turn)
                 for layer, matrix, layer_pages in zip(self.layers, self.context_kv, pages, strict=True):
                     slots = step.swa_slots[layer_pages.swa_group][part] * keep[part]
-                    self._insert(main_x, matrix, layer, slots, turn, layer_pages)
+                    packing = layer.attention.window_packing
+                    place = Places(step.positions[part], slots, layer_pages.swa, packing)
+                    self._insert(main_x, matrix, layer, turn, place)
         if self.staging is None:
             self.markers.take("dflash_staging_skip")
 
@@ -111,15 +114,12 @@ class Draft:
             main_x.copy_(rms_norm_(mixed, self.eps, self.workspace, self.main_norm))
         return main_x if self.staging is None else self.staging[part].copy_(main_x)
 
-    def _insert(
-        self, main_x: Tensor, matrix: Tensor, layer: Layer, slots: Tensor, turn: Tensor, pages: LayerPages
-    ) -> None:
+    def _insert(self, main_x: Tensor, matrix: Tensor, layer: Layer, turn: Tensor, place: Places) -> None:
         with self.workspace.scope():
             states = rms_norm_(
                 linear(main_x, matrix, self.workspace), self.eps, self.workspace, layer.attention.kv_norm
             )
-            data, scales = packed_kv.pack_states(rotate_(states, turn), layer.attention.layout, self.workspace)
-            packed_kv.store(pages.swa, slots, layer.attention.window_packing, data, scales, self.workspace)
+            insert_states(states, turn, self.rope.rows, [place], layer.attention.layout, self.workspace)
 
     @torch.no_grad()
     def propose(

@@ -52,7 +52,6 @@ def top_entries(scores: Tensor, columns: Tensor, visible: Tensor, out: Tensor, w
 
     scores: fp32 [n, C], overwritten. columns: int64 [C] = 0..C-1. visible: int64 [n]. out: int64 [n, topk], topk <= C.
     """
-    n, topk = out.shape
     with workspace.scope():
         hidden = workspace.empty(scores.shape, torch.bool)
         torch.ge(columns, visible[:, None], out=hidden)
@@ -64,6 +63,13 @@ def top_entries(scores: Tensor, columns: Tensor, visible: Tensor, out: Tensor, w
         bits.bitwise_xor_(flip.bitwise_and_(0x7FFFFFFF))
         order = workspace.empty(bits.shape, torch.int64)
         order.copy_(bits).bitwise_left_shift_(32).sub_(columns)
+        best_of(order, visible, out, workspace)
+
+
+def best_of(order: Tensor, visible: Tensor, out: Tensor, workspace: Workspace) -> None:
+    """The columns of the largest keys, int64 [n, C], in ascending order, and -1 behind the visible ones."""
+    n, topk = out.shape
+    with workspace.scope():
         best = workspace.empty((n, topk), torch.int64)
         where = workspace.empty((n, topk), torch.int64)
         torch.topk(order, topk, sorted=False, out=(best, where))
@@ -86,4 +92,4 @@ def mask_hidden(out: Tensor, entries: Tensor, visible: Tensor, workspace: Worksp
         out.masked_fill_(hidden, -1)
 
 
-__all__ = ["first_entries", "quantize_query", "score_chunk", "top_entries"]
+__all__ = ["best_of", "first_entries", "quantize_query", "score_chunk", "top_entries"]
