@@ -46,8 +46,8 @@ def seam(
 ) -> SeamOutput:  # fmt: skip
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
-    tuning: `splits` of the columns for few tokens, `slices` of them for many in two kernels, or `cluster`, `warps`,
-    `chains` and `blocks` (of an SM) for many in one.
+    tuning: `splits` of the columns for few tokens; `slices` of them for many in two kernels, each over `chunk` tokens
+    (0: all); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many in one.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -103,7 +103,7 @@ def _launch(
     mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
     if "slices" in tuning:
-        name, cut = "mhc_many", {"slices": 16}
+        name, cut = "mhc_many", {"slices": 16, "chunk": 0}
     elif "splits" in tuning or (not tuning and residual.shape[0] <= FEW):
         name, cut = "mhc_few", {"splits": SPLITS}
     else:
@@ -121,9 +121,9 @@ def _launch(
     if name == "mhc":
         _run(name, residual, cut, mode, *cut.values(), ctypes.byref(args))
     else:
-        (parts,) = cut.values()
+        parts = next(iter(cut.values()))
         sums = residual.new_empty(args.tokens, parts, SUMS, dtype=torch.float32)
-        _run(name, residual, cut, mode, parts, ctypes.byref(args), ctypes.c_void_p(sums.data_ptr()))
+        _run(name, residual, cut, mode, *cut.values(), ctypes.byref(args), ctypes.c_void_p(sums.data_ptr()))
 
 
 def _launch_post(residual: Tensor, threads: int, hint: str, **tensors: Tensor) -> None:
@@ -189,7 +189,9 @@ _FEW: list[dict[str, Any]] = [{"splits": 128}, {"splits": 64}]
 _SEAM: list[dict[str, Any]] = [
     {"cluster": c, "warps": w, "chains": k} for c, w, k in ((16, 8, 2), (8, 8, 1), (8, 16, 1))
 ]
-_MANY: list[dict[str, Any]] = [{"slices": 16}, {"slices": 8}]
+_MANY: list[dict[str, Any]] = [
+    {"slices": 16}, {"slices": 8}, {"slices": 16, "chunk": 1024}, {"slices": 16, "chunk": 2048}
+]  # fmt: skip
 _HEAD: list[dict[str, Any]] = [*_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2}]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {

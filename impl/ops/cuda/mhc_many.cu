@@ -154,6 +154,7 @@ __global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT) slices_kernel(con
     keep_fn<CUT>(s, a.fn, w.slice * CUT::COLUMNS);
     __syncthreads();
     for (; tile < tiles; tile += step) w.run(tile, tile + step);
+    wait_for_prerequisites();  // the rows of the chunk before, which nothing here needs, end before this kernel does
 }
 
 // Sums over slices in one fixed order, every lane of the warp with the number at `lane` of a slice.
@@ -172,6 +173,7 @@ __global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const flo
     constexpr int WARPS = MIXERS / 32;
     __shared__ float logits[GATED][KEPT_ROW], gates[STREAMS], squares[WARPS];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, of_gates = (a.tokens + GATED - 1) / GATED;
+    launch_dependents();
     wait_for_prerequisites();
     if (blockIdx.x < of_gates) {
         const size_t first = (size_t)blockIdx.x * GATED;
@@ -229,8 +231,45 @@ __global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const flo
     }
 }
 
+// At most `count` tokens from `first` on.
+Args from_token(const Args& a, size_t first, int count) {
+    Args part = a;
+    part.residual += first * STREAMS * HIDDEN, part.input_out += first * HIDDEN;
+    part.post_out += first * STREAMS, part.comb_out += first * STREAMS * STREAMS;
+    if (a.y != nullptr) {
+        part.y += first * HIDDEN, part.residual_out += first * STREAMS * HIDDEN;
+        part.post += first * STREAMS, part.comb += first * STREAMS * STREAMS;
+    }
+    part.tokens = a.tokens - (int)first < count ? a.tokens - (int)first : count;
+    return part;
+}
+
+// Both kernels of some tokens. early: the first may begin while the rows of the tokens before are still being finished.
 template <class CUT>
-int launch(const Args& a, float* sums, cudaStream_t stream) {
+cudaError_t launch_part(const Args& a, float* sums, int processors, bool early, cudaStream_t stream) {
+    const int tiles = (a.tokens + TILE - 1) / TILE, wanted = (tiles + CUT::WARPS - 1) / CUT::WARPS;
+    const int fit = processors * CUT::RESIDENT / CUT::SLICES, most = fit > 0 ? fit : 1;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(CUT::SLICES * (wanted < most ? wanted : most));
+    config.blockDim = dim3(CUT::THREADS);
+    config.dynamicSmemBytes = sizeof(SlicedShared<CUT>);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    const cudaError_t error = cudaLaunchKernelEx(&config, slices_kernel<CUT>, a, sums);
+    if (error != cudaSuccess) return error;
+    config.gridDim = dim3(a.tokens + (a.tokens + GATED - 1) / GATED);
+    config.blockDim = dim3(MIXERS);
+    config.dynamicSmemBytes = 0;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, rows_kernel<CUT>, a, (const float*)sums);
+}
+
+template <class CUT>
+int launch(const Args& a, int chunk, float* sums, cudaStream_t stream) {
     static int processors = 0;
     auto kernel = slices_kernel<CUT>;
     if (processors == 0) {
@@ -241,33 +280,23 @@ int launch(const Args& a, float* sums, cudaStream_t stream) {
         if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
         if (error != cudaSuccess) return error;
     }
-    const int tiles = (a.tokens + TILE - 1) / TILE, wanted = (tiles + CUT::WARPS - 1) / CUT::WARPS;
-    const int fit = processors * CUT::RESIDENT / CUT::SLICES, most = fit > 0 ? fit : 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(CUT::SLICES * (wanted < most ? wanted : most));
-    config.blockDim = dim3(CUT::THREADS);
-    config.dynamicSmemBytes = sizeof(SlicedShared<CUT>);
-    config.stream = stream;
-    cudaError_t error = cudaLaunchKernelEx(&config, kernel, a, sums);
-    if (error != cudaSuccess) return error;
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(a.tokens + (a.tokens + GATED - 1) / GATED);
-    config.blockDim = dim3(MIXERS);
-    config.dynamicSmemBytes = 0;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, rows_kernel<CUT>, a, (const float*)sums);
+    for (int first = 0; first < a.tokens; first += chunk) {
+        const Args part = from_token(a, first, chunk);
+        const cudaError_t error = launch_part<CUT>(part, sums + (size_t)first * CUT::SLICES * SUMS, processors, first > 0, stream);
+        if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
 }
 
-// sums: fp32 [tokens, slices, 32]. Returns a cudaError_t; -1 for a mode or a number of slices that was not compiled.
-extern "C" int mhc_many_launch(int mode, int slices, const Args* a, float* sums, void* stream) {
+// chunk: tokens from one kernel to the next, so that new streams are read again from the L2 cache; 0: all. sums: fp32
+// [tokens, slices, 32]. Returns a cudaError_t; -1 for a mode or a number of slices that was not compiled.
+extern "C" int mhc_many_launch(int mode, int slices, int chunk, const Args* a, float* sums, void* stream) {
     cudaStream_t on = (cudaStream_t)stream;
-    if (slices == 16 && mode == SEAM) return launch<Sliced<SEAM, 16>>(*a, sums, on);
-    if (slices == 8 && mode == SEAM) return launch<Sliced<SEAM, 8>>(*a, sums, on);
-    if (slices == 16 && mode == PRE) return launch<Sliced<PRE, 16>>(*a, sums, on);
-    if (slices == 8 && mode == PRE) return launch<Sliced<PRE, 8>>(*a, sums, on);
+    if (chunk <= 0) chunk = a->tokens;
+    if (slices == 16 && mode == SEAM) return launch<Sliced<SEAM, 16>>(*a, chunk, sums, on);
+    if (slices == 8 && mode == SEAM) return launch<Sliced<SEAM, 8>>(*a, chunk, sums, on);
+    if (slices == 16 && mode == PRE) return launch<Sliced<PRE, 16>>(*a, chunk, sums, on);
+    if (slices == 8 && mode == PRE) return launch<Sliced<PRE, 8>>(*a, chunk, sums, on);
     return -1;
 }
 

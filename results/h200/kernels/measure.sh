@@ -34,7 +34,7 @@ sanitize() { # TOOL: a few tokens of every CUDA kernel, and a whole tile and a p
             compute-sanitizer --tool "$1" --error-exitcode 9 "$python" -m impl.bench.one --op $op --tokens $tokens --calls 1 || return
         done
     done
-    points | while read -r op point; do
+    (points && echo 'mhc_seam {"slices":16,"chunk":64}') | while read -r op point; do
         compute-sanitizer --tool "$1" --error-exitcode 9 "$python" -m impl.bench.one --op "$op" --tokens 149 --parameters "$point" --calls 1 || exit
     done
 }
