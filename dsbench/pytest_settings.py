@@ -70,7 +70,13 @@ class KernelsProbe(PytestProbe):
     """Tests of the kernels."""
 
     name: ClassVar[str] = "kernels"
-    own: ClassVar[tuple[str, ...]] = ("tests/impl/ops",)
+    # Kernels for a GPU that an interpreter or an emulator runs here take minutes, and say nothing of an arm.
+    own: ClassVar[tuple[str, ...]] = (
+        "tests/impl/ops",
+        "--ignore=tests/impl/ops/test_by_interpreter.py",
+        "--ignore=tests/impl/ops/test_triton_compiles.py",
+        "--ignore=tests/impl/ops/cuda/test_on_emulator.py",
+    )
 
 
 class UnitProbe(PytestProbe):
