@@ -132,7 +132,7 @@ def forced(op: str) -> str | None:
 
 @cache
 def operations(name: str) -> Mapping[str, Callable[..., Any]]:
-    """The operations a backend has on this machine; nothing where it cannot be imported (see `missing`)."""
+    """The operations a backend has on this machine; nothing where it cannot be used (see `missing`)."""
     _known("backend", name, BACKENDS)
     if name == TORCH:
         return {op: _load(place) for op, place in REFERENCES.items()}
@@ -153,12 +153,16 @@ def variants(name: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
 
 @cache
 def missing(name: str) -> str:
-    """Why a backend cannot be imported here; empty where it can."""
+    """Why a backend cannot be used here; empty where it can."""
     try:
-        list(_import(name))
+        return next(filter(None, map(_lacking, _import(name))), "")
     except ImportError as error:
         return str(error).splitlines()[0]
-    return ""
+
+
+def _lacking(module: Any) -> str:
+    """What a module's operations need that is not here, as its own `lacking` says."""
+    return module.lacking() if hasattr(module, "lacking") else ""
 
 
 def _modules(name: str) -> Iterator[Any]:

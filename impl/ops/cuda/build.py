@@ -31,12 +31,23 @@ def load(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(build(name)))
 
 
+def built(name: str) -> Path:
+    """Where the library of `name`.cu is, or would be."""
+    text = b"".join(path.read_bytes() for path in (SOURCES / f"{name}.cu", *sorted(SOURCES.glob("*.cuh"))))
+    digest = hashlib.sha256(text + " ".join(FLAGS).encode()).hexdigest()[:16]
+    return folder() / f"{name}-{digest}.so"
+
+
+def lacking() -> str:
+    """Why the kernels cannot be had here; empty where nvcc is, or where they have been built."""
+    if compiler() or all(built(source.stem).exists() for source in SOURCES.glob("*.cu")):
+        return ""
+    return f"nvcc was not found, and {folder()} does not hold what these sources build"
+
+
 def build(name: str) -> Path:
     """The path of the library of `name`.cu, built where it is not yet."""
-    source = SOURCES / f"{name}.cu"
-    text = b"".join(path.read_bytes() for path in (source, *sorted(SOURCES.glob("*.cuh"))))
-    digest = hashlib.sha256(text + " ".join(FLAGS).encode()).hexdigest()[:16]
-    target = folder() / f"{name}-{digest}.so"
+    source, target = SOURCES / f"{name}.cu", built(name)
     if target.exists():
         return target
     nvcc = compiler()

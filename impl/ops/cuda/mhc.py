@@ -1,8 +1,8 @@
 """mHC on Hopper in CUDA C++: the seam, PRE, the heads, POST and its mean (`mhc*.cu`).
 
 Many tokens go to thread-block clusters that read their streams once, or to two kernels that wait for nothing; few go to
-two kernels that use the whole card. Outputs may alias inputs at any number of tokens: no block reads what another one of
-the same kernel writes.
+two kernels that use the whole card. Outputs may alias inputs at any number of tokens: no block reads what another one
+of the same kernel writes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impl.ops.cuda.build import CAPABILITY, load
+from impl.ops.cuda.build import CAPABILITY, lacking, load
 from impl.ops.mhc import HeadWeights, SeamOutput, SeamWeights
 
 HIDDEN, STREAMS = 4096, 4
@@ -203,4 +203,4 @@ VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "mhc_pre": [*_MANY, *_SEAM, *_FEW],
 }
 
-__all__ = ["OPERATIONS", "VARIANTS", "post_head", "post_mean", "post_streams", "pre", "seam"]
+__all__ = ["OPERATIONS", "VARIANTS", "lacking", "post_head", "post_mean", "post_streams", "pre", "seam"]

@@ -140,6 +140,32 @@ def test_the_committed_table_names_what_there_is():
             assert row.op in dispatch.operations(row.backend), row
 
 
+def test_without_a_compiler_or_what_it_built_another_backend_is_taken(monkeypatch, tmp_path):
+    """The libraries are looked for by the hash of their sources."""
+    from impl.ops.cuda import build
+
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    monkeypatch.setenv("DSBENCH_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.delenv(dispatch.FORCE, raising=False)
+    monkeypatch.setattr(dispatch, "_card", lambda _device: "a card")
+    rows = (Row("a card", "mhc_post", "cuda"), Row("a card", "mhc_post", "torch"))
+    monkeypatch.setattr(dispatch, "table", lambda: rows)
+    forgotten = dispatch.missing, dispatch.operations
+    for function in forgotten:
+        function.cache_clear()
+    assert "nvcc was not found" in dispatch.missing("cuda")
+    assert dispatch.backend("mhc_post", "cuda:0", PICO, 8).backend == "torch"
+    for name in ("mhc", "mhc_few", "mhc_many", "mhc_post"):
+        build.built(name).touch()
+    for function in forgotten:
+        function.cache_clear()
+    assert dispatch.missing("cuda") == ""
+    assert dispatch.backend("mhc_post", "cuda:0", PICO, 8).backend == "cuda"
+    monkeypatch.undo()
+    for function in forgotten:
+        function.cache_clear()
+
+
 def test_a_table_with_an_unknown_backend_is_refused(tmp_path):
     file = tmp_path / "tuning.json"
     file.write_text(json.dumps({"rows": [{"card": "*", "op": "index_map", "backend": "rust"}]}))
