@@ -30,6 +30,14 @@ SETTLED, PLAIN, RESIDUAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
+def _begin(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Launched before the kernel in front has ended: the next one may be as well, and this one waits for that end."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def _divided(x, warmth):  # type: ignore[no-untyped-def]
     return tl.div_rn(x, tl.zeros_like(x) + warmth)
 
@@ -56,7 +64,10 @@ def _stats_kernel(  # type: ignore[no-untyped-def]
     target, draft, mapping, temperature, n_drafted, best, best_id, sums, draft_best, draft_sums, width,
     target_stride, target_row, draft_stride, draft_row, n_blocks, n_mapped, n_slots,
     K: tl.constexpr, BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, HAS_MAP: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     request, k, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     if k > tl.load(n_drafted + request):
         return
@@ -100,8 +111,9 @@ def _verdict_kernel(  # type: ignore[no-untyped-def]
     target, drafts, draft, mapping, temperature, seeds, positions, n_drafted, rates, best, best_id, sums, draft_best,
     draft_sums, n_accepted, how, greatest, log_sums, width, target_stride, target_row, drafts_stride, draft_stride,
     draft_row, n_blocks, n_mapped, n_slots, K: tl.constexpr, PADDED_K: tl.constexpr, BLOCKS: tl.constexpr,
-    HAS_DRAFT: tl.constexpr, HAS_MAP: tl.constexpr, SYNTHETIC: tl.constexpr,
+    HAS_DRAFT: tl.constexpr, HAS_MAP: tl.constexpr, SYNTHETIC: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    _begin(EARLY)
     request = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCKS)
     inside = part < n_blocks
@@ -195,8 +207,9 @@ def _log_draft(  # type: ignore[no-untyped-def]
 def _near_kernel(  # type: ignore[no-untyped-def]
     target, drafts, draft, mapping, temperature, seeds, positions, n_accepted, how, log_sums, near, width,
     target_stride, target_row, drafts_stride, draft_stride, draft_row, n_blocks, n_mapped, n_slots,
-    BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, HAS_MAP: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_DRAFT: tl.constexpr, HAS_MAP: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    _begin(EARLY)
     request, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     way = tl.load(how + request)
     if way == SETTLED:
@@ -227,8 +240,9 @@ def _emit_kernel(  # type: ignore[no-untyped-def]
     target, drafts, draft, mapping, temperature, seeds, positions, n_accepted, how, greatest, log_sums, near, tokens,
     n_sampled, width, target_stride, target_row, drafts_stride, draft_stride, draft_row, n_blocks, n_mapped, n_slots,
     K: tl.constexpr, PADDED_K: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, HAS_DRAFT: tl.constexpr,
-    HAS_MAP: tl.constexpr,
+    HAS_MAP: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    _begin(EARLY)
     request = tl.program_id(0).to(tl.int64)
     way, k = tl.load(how + request), tl.load(n_accepted + request)
     extra = tl.load(greatest + request)
@@ -294,8 +308,10 @@ def rejection_sample(
     block: int = 4096,
     resample_block: int = 1024,
     warps: int = 8,
+    early: bool = False,
 ) -> RejectionOutput:
-    """As `impl.ops.rejection.rejection_sample`; rows are dense along the vocabulary.
+    """As `impl.ops.rejection.rejection_sample`; rows are dense along the vocabulary. early: each kernel is launched
+    before the one in front has ended (compute capability 9.0 and later).
 
     Raises ValueError with block verification, which this kernel does not have, and for shapes that do not fit.
     """
@@ -325,7 +341,8 @@ def rejection_sample(
     read = mapping if mapping is not None and has_map else n_drafted
     slots = (read.shape[0], draft.shape[0])
     strides = (*target_logits.stride()[:2], draft_tokens.stride(0), *draft.stride()[:2])
-    shape = {"HAS_DRAFT": has_draft, "HAS_MAP": has_map}
+    shape = {"HAS_DRAFT": has_draft, "HAS_MAP": has_map, "EARLY": early}
+    after = {"launch_pdl": True} if early else {}
     _stats_kernel[(n, n_rows, blocks)](
         target_logits, draft, read, temperature, n_drafted, best, best_id, sums, draft_best, draft_sums, width,
         *strides[:2], *strides[3:], blocks, *slots, K=k_max, BLOCK=block, **shape, num_warps=warps,
@@ -336,17 +353,17 @@ def rejection_sample(
     _verdict_kernel[(n,)](
         *inputs, n_drafted, rates, best, best_id, sums, draft_best, draft_sums, n_accepted, way, greatest, log_sums,
         width, *strides, blocks, *slots, K=k_max, PADDED_K=padded, BLOCKS=triton.next_power_of_2(blocks), **shape,
-        SYNTHETIC=synthetic_conditional_rates is not None, num_warps=4,
+        SYNTHETIC=synthetic_conditional_rates is not None, num_warps=4, **after,
     )  # fmt: skip
     if not all_greedy:
         _near_kernel[(n, resample_blocks)](
             *inputs, n_accepted, way, log_sums, near, width, *strides, resample_blocks, *slots, BLOCK=resample_block,
-            **shape, num_warps=4,
+            **shape, num_warps=4, **after,
         )  # fmt: skip
     _emit_kernel[(n,)](
         *inputs, n_accepted, way, greatest, log_sums, near, tokens, n_sampled, width, *strides, resample_blocks,
         *slots, K=k_max, PADDED_K=padded, BLOCK=resample_block, BLOCKS=triton.next_power_of_2(resample_blocks),
-        **shape, num_warps=4,
+        **shape, num_warps=4, **after,
     )  # fmt: skip
     return output
 
@@ -368,8 +385,13 @@ def _rejection(
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {"rejection": _rejection}
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "rejection": [{"block": b, "resample_block": r, "warps": w}
-                  for b, r, w in ((4096, 1024, 8), (8192, 1024, 8), (2048, 1024, 4), (8192, 2048, 16))],
+    "rejection": [
+        {"block": b, "resample_block": r, "warps": w, "early": early}
+        for b, r, w, early in (
+            (4096, 1024, 8, False), (4096, 1024, 8, True), (4096, 256, 8, True), (4096, 512, 8, True),
+            (2048, 256, 4, True), (8192, 256, 8, True), (8192, 512, 16, True),
+        )
+    ],
 }  # fmt: skip
 
 __all__ = ["OPERATIONS", "VARIANTS", "rejection_sample"]

@@ -60,8 +60,10 @@ def better(value, index, best, best_index):  # type: ignore[no-untyped-def]
 @triton.jit
 def _near_kernel(  # type: ignore[no-untyped-def]
     logits, temperature, seeds, positions, kept, slots, best, width, stride, kept_stride, n_blocks, tag,
-    BLOCK: tl.constexpr, KEEP: tl.constexpr,
+    BLOCK: tl.constexpr, KEEP: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -78,8 +80,10 @@ def _near_kernel(  # type: ignore[no-untyped-def]
 @triton.jit
 def _exact_kernel(  # type: ignore[no-untyped-def]
     logits, temperature, seeds, positions, best, out, width, stride, n_blocks, tag,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr = False,
 ):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCKS)
     bests = tl.load(best + row * n_blocks + part, mask=part < n_blocks, other=-float("inf"))
@@ -114,8 +118,10 @@ def draw(
     block: int,
     warps: int,
     last_warps: int,
+    early: bool,
 ) -> Tensor:
-    """int64 [R] tokens of fp32 logits [R, V]; `kept`, [slots, V] with any stride between slots, gets the logits."""
+    """int64 [R] tokens of fp32 logits [R, V]; `kept`, [slots, V] with any stride between slots, gets the logits. early:
+    the second kernel is launched before the first has ended (compute capability 9.0 and later)."""
     n, width = logits.shape
     if how.cut:
         raise ValueError("this kernel draws from all of a row: cut logits by top-k and top-p before, or use torch")
@@ -127,11 +133,12 @@ def draw(
         _near_kernel[(n, n_blocks)](
             *rows, logits if kept is None else kept, tokens if slots is None else slots, best, width,
             logits.stride(0), 0 if kept is None else kept.stride(0), n_blocks, tag,
-            BLOCK=block, KEEP=kept is not None, num_warps=warps,
+            BLOCK=block, KEEP=kept is not None, EARLY=early, num_warps=warps,
         )  # fmt: skip
         _exact_kernel[(n,)](
             *rows, best, tokens, width, logits.stride(0), n_blocks, tag,
-            BLOCK=block, BLOCKS=triton.next_power_of_2(n_blocks), num_warps=last_warps,
+            BLOCK=block, BLOCKS=triton.next_power_of_2(n_blocks), EARLY=early, num_warps=last_warps,
+            **({"launch_pdl": True} if early else {}),
         )  # fmt: skip
     return tokens
 
@@ -147,16 +154,18 @@ def draft_sample(
     block: int = 1024,
     warps: int = 4,
     last_warps: int = 8,
+    early: bool = False,
 ) -> Tensor:
     """As `impl.ops.draft_sample.draft_sample`; rows hold no NaN. Raises ValueError where a row has top-k or top-p."""
-    return draw(logits, how, TAG_DRAFT + (k << 8), kept[:, k], slots, block, warps, last_warps)
+    return draw(logits, how, TAG_DRAFT + (k << 8), kept[:, k], slots, block, warps, last_warps, early)
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {"draft_sample": draft_sample}
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "draft_sample": [
         *({"block": b, "warps": w} for b, w in ((1024, 4), (512, 4), (512, 2), (2048, 8))),
-        *({"block": 1024, "warps": 4, "last_warps": w} for w in (4, 16)),
+        {"block": 1024, "warps": 4, "last_warps": 4},
+        *({"block": b, "warps": w, "early": True} for b, w in ((1024, 4), (512, 4), (512, 2), (256, 2))),
     ],
 }
 
