@@ -132,8 +132,8 @@ def _workspace(deaths: Deaths) -> AbstractContextManager[None]:
 def _raw_queries(deaths: Deaths) -> AbstractContextManager[None]:
     queries = Attention._queries
 
-    def poisoning(self: Attention, projected: Projected, workspace: Workspace) -> Tensor:
-        q = queries(self, projected, workspace)
+    def poisoning(self: Attention, projected: Projected, step: Step, workspace: Workspace) -> Tensor:
+        q = queries(self, projected, step, workspace)
         if not same_storage(q, projected.q):
             deaths.of(projected.q)
         return q

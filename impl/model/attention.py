@@ -23,7 +23,7 @@ from impl.kv_geometry import KvGeometry
 from impl.model.fused import stack
 from impl.model.select import Candidates, Query, choose
 from impl.ops import dispatch, indexer, packed_kv
-from impl.ops.attention import padded_columns, sink_attention
+from impl.ops.attention import one_launch, padded_columns, sink_attention
 from impl.ops.compressor import columns_of, pool, score_offsets
 from impl.ops.insert import Places, insert_states
 from impl.ops.linear import grouped_linear, linear, padded_rows
@@ -301,16 +301,44 @@ class Attention:
         dims, n = self.dims, part.stop - part.start
         hidden = workspace.empty((n, self.columns), torch.bool).fill_(True)
         torch.logical_not(_rows(step.window_valid, part), out=hidden[:, : dims.window])
-        o = workspace.empty((n, self.heads, dims.head_dim), torch.float32)
-        with workspace.scope():
-            states = workspace.empty((n, self.columns, dims.head_dim), torch.float32)
+        rounded = workspace.empty((n, dims.n_heads, dims.head_dim), torch.bfloat16)
+        if one_launch(q.device, dims.head_dim, dims.window + self.selected):
             with workspace.scope():
-                self._gather(dense, projected, step, pages, part, states, hidden, workspace)
-            sink_attention(_rows(q, part), states, hidden, self.sink, o, workspace)
-        rotate_(o, conjugate_rows(_rows(projected.rope, part), workspace))
-        rounded = workspace.empty((n, dims.n_heads, dims.head_dim), torch.bfloat16).copy_(o[:, : dims.n_heads])
+                self._attend_at_once(q, dense, projected, step, pages, part, hidden, rounded, workspace)
+        else:
+            o = workspace.empty((n, self.heads, dims.head_dim), torch.float32)
+            with workspace.scope():
+                states = workspace.empty((n, self.columns, dims.head_dim), torch.float32)
+                with workspace.scope():
+                    self._gather(dense, projected, step, pages, part, states, hidden, workspace)
+                sink_attention(_rows(q, part), states, hidden, self.sink, o, workspace)
+            rotate_(o, conjugate_rows(_rows(projected.rope, part), workspace))
+            rounded.copy_(o[:, : dims.n_heads])
         low = grouped_linear(rounded.view(n, dims.o_groups, -1), self.wo_a, workspace)
         y.copy_(linear(low, self.wo_b, workspace)[:n])
+
+    def _attend_at_once(
+        self, q: Tensor, dense: GlobalRows | None, projected: Projected, step: Step, pages: LayerPages, part: slice,
+        hidden: Tensor, out: Tensor, workspace: Workspace,
+    ) -> None:  # fmt: skip
+        """Everything between the choice of entries and the output projection by one kernel, into `out`."""
+        from impl.ops.triton.attention import attend
+
+        selected = None
+        if self.selected:
+            assert pages.compressed is not None
+            missing = hidden[:, self.dims.window : self.dims.window + self.selected]
+            if self.ratio > 4:
+                assert dense is not None
+                slots = dense.slots(part, missing, workspace)
+            else:
+                slots, _ = self._selected_slots(projected, step, pages, part, missing, workspace)
+            selected = slots, pages.compressed, self.entry_packing
+        window = _rows(step.window_slots[pages.swa_group], part).reshape(-1), pages.swa, self.window_packing
+        attend(
+            _rows(q, part), window, selected, hidden, self.sink, _rows(step.positions, part), self.rope_table.rows,
+            self.layout, out,
+        )  # fmt: skip
 
     def _gather(
         self, dense: GlobalRows | None, projected: Projected, step: Step, pages: LayerPages, part: slice,

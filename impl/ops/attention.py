@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 
 from impl.ops.linear import padded_rows
+from impl.ops.own_kernels import own_kernels
 from impl.ops.workspace import Workspace
+
+MOST_VALUES = 1 << 15
+"""Of a token's states, that one program of the kernel can hold."""
+
+
+def one_launch(device: torch.device, width: int, entries: int) -> bool:
+    """Whether a kernel gathers and attends at once: not where `entries` states of `width` values are too many for it."""
+    held = 1 << (entries - 1).bit_length()
+    return own_kernels(device) and not width & (width - 1) and held * width <= MOST_VALUES
 
 
 def padded_columns(length: int) -> int:

@@ -24,7 +24,7 @@ ROWS = 16
 
 
 @triton.jit
-def _parts(x, OPERAND: tl.constexpr):  # type: ignore[no-untyped-def]
+def parts_of(x, OPERAND: tl.constexpr):  # type: ignore[no-untyped-def]
     """x as the sum of three bf16 values, the largest first."""
     first = x.to(tl.bfloat16).to(tl.float32)
     second = (x - first).to(tl.bfloat16).to(tl.float32)
@@ -59,16 +59,16 @@ def _linear_kernel(  # type: ignore[no-untyped-def]
         if X_PARTS == 1 and W_PARTS == 1:
             large = tl.dot(a.to(tl.bfloat16).to(OPERAND), b.to(tl.bfloat16).to(OPERAND), large)
         elif X_PARTS == 1:
-            b0, b1, b2 = _parts(b, OPERAND)
+            b0, b1, b2 = parts_of(b, OPERAND)
             whole = a.to(tl.bfloat16).to(OPERAND)
             large, middle, small = tl.dot(whole, b0, large), tl.dot(whole, b1, middle), tl.dot(whole, b2, small)
         elif W_PARTS == 1:
-            a0, a1, a2 = _parts(a, OPERAND)
+            a0, a1, a2 = parts_of(a, OPERAND)
             whole = b.to(tl.bfloat16).to(OPERAND)
             large, middle, small = tl.dot(a0, whole, large), tl.dot(a1, whole, middle), tl.dot(a2, whole, small)
         else:
-            a0, a1, a2 = _parts(a, OPERAND)
-            b0, b1, b2 = _parts(b, OPERAND)
+            a0, a1, a2 = parts_of(a, OPERAND)
+            b0, b1, b2 = parts_of(b, OPERAND)
             large = tl.dot(a0, b0, large)
             middle = tl.dot(a1, b0, tl.dot(a0, b1, middle))
             small = tl.dot(a2, b0, tl.dot(a1, b1, tl.dot(a0, b2, small)))
@@ -107,4 +107,4 @@ def linear(
 OPERATIONS: Mapping[str, Callable[..., Any]] = {}
 """None by dispatch: `impl.ops.linear` takes the kernel on CUDA."""
 
-__all__ = ["OPERATIONS", "linear"]
+__all__ = ["OPERAND", "OPERATIONS", "linear", "parts_of"]

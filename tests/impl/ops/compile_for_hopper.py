@@ -8,7 +8,18 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from impl.ops.triton import index_map, kv_insert, linear, mhc, mhc_gates, query, rejection, sampling
+from impl.ops.triton import (
+    attention,
+    index_map,
+    indexer,
+    kv_insert,
+    linear,
+    mhc,
+    mhc_gates,
+    query,
+    rejection,
+    sampling,
+)
 
 BF16, FP32, INT64, INT32 = "*bf16", "*fp32", "*i64", "i32"
 OLD = {"residual": BF16, "y": BF16, "post": FP32, "comb": FP32}
@@ -80,6 +91,24 @@ KERNELS = {
     },
     "resample": (rejection._near_kernel, ROUND, {"BLOCK": 1024, **DRAFTED}),
     "emit": (rejection._emit_kernel, ROUND, {"K": 5, "PADDED_K": 8, "BLOCK": 1024, "BLOCKS": 128, **DRAFTED}),
+    **{
+        f"attend_{selected}": (
+            attention._attend_kernel,
+            {"q": BF16, "window_slots": INT64, "entry_slots": INT64, "hidden": "*i1", "sink": FP32, "positions": INT64,
+             "table": FP32, "window_pages": "*u8", "entry_pages": "*u8", "out": BF16, "heads": INT32, "q_stride": INT32,
+             "hidden_stride": INT32, "window_bytes": INT32, "entry_bytes": INT32, "window_scales": INT32,
+             "entry_scales": INT32, "scaling": "fp32"},
+            {"WINDOW": window, "SELECTED": selected, "ENTRIES": entries, "WINDOW_PAGE": 64, "ENTRY_PAGE": 64, "D": 64,
+             "NOPE": 32, "GROUP": 16, "DATA_BYTES": 96, "SCALE_BYTES": 3, "PAIRS": 16, "OPERAND": tl.bfloat16},
+        )
+        for window, selected, entries in ((69, 0, 128), (64, 32, 128), (64, 128, 256))
+    },
+    "order": (
+        indexer._order_kernel,
+        {"codes": "*u8", "folded": FP32, "table": INT64, "visible": INT64, "pages": "*u8", "out": INT64,
+         "n_pages": INT32, "page_bytes": INT32, "scales_at": INT32, "columns": INT32},
+        {"HEADS": 4, "PADDED": 4, "D": 32, "PER_PAGE": 64, "ENTRIES": 64},
+    ),
     "insert": (
         kv_insert._insert_kernel,
         {"kv": BF16, "positions": INT64, "table": FP32, "slots": INT64, "pages": "*u8", "n": INT32, "kv_stride": INT32,

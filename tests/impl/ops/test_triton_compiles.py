@@ -14,6 +14,7 @@ import pytest
 
 LINEAR = [f"linear_{x}_{parts}" for x in ("bf16", "fp32") for parts in (1, 3)]
 SAMPLING = ["near", "exact", "stats", "verdict", "verdict_synthetic", "resample", "emit"]
+ATTEND = [f"attend_{selected}" for selected in (0, 32, 128)]
 SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 
 
@@ -31,7 +32,8 @@ def counts(tmp_path_factory):
 
 
 def test_all_compile(counts):
-    assert set(counts) == {"post", "post_mean", "sums", "head", "input", "query", "map", "insert", *SAMPLING, *LINEAR}
+    mhc = {"post", "post_mean", "sums", "head", "input"}
+    assert set(counts) == {*mhc, "query", "map", "insert", "order", *SAMPLING, *LINEAR, *ATTEND}
 
 
 @pytest.mark.parametrize(("kernel", "stores"), [("post", 4), ("post_mean", 1)])
@@ -53,3 +55,8 @@ def test_products_run_on_tensor_cores_and_read_by_16_bytes(counts, kernel):
     assert found["tensor_core"]
     assert found["fma"] == 0
     assert found["copies"] == found["wide_copies"] > 0
+
+
+@pytest.mark.parametrize("kernel", ATTEND)
+def test_attention_runs_on_tensor_cores(counts, kernel):
+    assert counts[kernel]["tensor_core"]
