@@ -14,7 +14,7 @@ MOST_VALUES = 1 << 15
 
 
 def one_launch(device: torch.device, width: int, entries: int) -> bool:
-    """Whether a kernel gathers and attends at once: not where `entries` states of `width` values are too many for it."""
+    """Whether a kernel gathers and attends at once: not where `entries` states of `width` are too many for it."""
     held = 1 << (entries - 1).bit_length()
     return own_kernels(device) and not width & (width - 1) and held * width <= MOST_VALUES
 

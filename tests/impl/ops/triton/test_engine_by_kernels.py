@@ -21,7 +21,7 @@ PROMPTS = ([*range(3, 40)], [7, 5, 90])
 def logs(kernels, monkeypatch, **settings):
     """Tokens and their logprobs of each request."""
     monkeypatch.setenv(FORCE, f"{kernels},mhc_seam=torch,mhc_pre=torch")
-    runner = boot_runner(SMALL, budget=1 << 27, device=DEVICE, **settings)
+    runner = boot_runner(SMALL, budget=1 << 30 if DEVICE == "cuda" else 1 << 27, device=DEVICE, **settings)
     wanted = [make_request(prompt, max_tokens=5, logprobs=1) for prompt in PROMPTS]
     found = {request: [] for request in wanted}
     for request in wanted:
