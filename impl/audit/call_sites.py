@@ -15,7 +15,7 @@ from impl.audit.report import Finding, NotRun, Outcome
 from impl.audit.source import Source, assignments, origins, sources
 
 MODULE = "impl/ops/rejection.py"
-CONTROLS = {("impl/engine/rounds.py", "_judge"): "keyword_binding"}
+CONTROLS = {("impl/engine/rounds.py", "judge"): "keyword_binding"}
 """Functions with one positional call that is a planted defect, and the attribute whose off state leads to it."""
 
 
