@@ -11,6 +11,7 @@ from dsbench import records
 from dsbench.engines import devices
 from dsbench.engines.engine import ReadBack, Running, read_ranks
 from dsbench.engines.secrets import redact, redact_files
+from dsbench.engines.server import EngineFailed
 from dsbench.parse.health import fatal_findings
 from dsbench.parse.progress import compile_lines
 from dsbench.records import Arm, Plan
@@ -34,9 +35,9 @@ def record_markers(
     boot_dir: Path, of_boot: dict[str, Any], moment: Literal["ready", "end"], writer: RecordWriter
 ) -> None:
     for rank, values in read_ranks(boot_dir, "markers").items():
-        toggles = values.get("toggles", {})
-        writer.write(
-            records.Markers(
+        try:
+            toggles = dict(values.get("toggles", {}))
+            found = records.Markers(
                 **of_boot,
                 rank=rank,
                 moment=moment,
@@ -44,7 +45,11 @@ def record_markers(
                 taken={name: counts.get("taken", 0) for name, counts in toggles.items()},
                 refused={name: counts.get("refused", {}) for name, counts in toggles.items()},
             )
-        )
+        except (AttributeError, TypeError, ValueError):
+            raise EngineFailed(
+                f"markers.rank{rank}.json does not count toggles: taken, and refused by reason"
+            ) from None
+        writer.write(found)
 
 
 def record_devices_before(plan: Plan, arm: Arm, of_boot: dict[str, Any], writer: RecordWriter) -> None:

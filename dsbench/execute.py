@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+from pydantic import ValidationError
 
 from dsbench import __version__, records
 from dsbench.boot_files import (
@@ -305,18 +306,22 @@ async def _ended(running: Running, suspicious: bool) -> bool:
 
 
 def _observation(reading: Reading, planned: PlannedBoot, of_boot: dict[str, Any]) -> records.Observation:
-    return records.Observation(
-        **of_boot,
-        metric=reading.metric,
-        value=reading.value,
-        unit=metric(reading.metric).unit,
-        rank=reading.rank,
-        item=reading.item,
-        cluster=reading.cluster,
-        phase=planned.phase,
-        raw=reading.raw,
-        text=reading.text,
-    )
+    """A reading as a record. ProbeFailed if it is none: a rank may write anything."""
+    try:
+        return records.Observation(
+            **of_boot,
+            metric=reading.metric,
+            value=reading.value,
+            unit=metric(reading.metric).unit,
+            rank=reading.rank,
+            item=reading.item,
+            cluster=reading.cluster,
+            phase=planned.phase,
+            raw=reading.raw,
+            text=reading.text,
+        )
+    except ValidationError:
+        raise ProbeFailed(f"{reading.metric} reads {str(reading.value)[:80]!r}, which cannot be recorded") from None
 
 
 async def _record_counters(

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from dsbench.errors import InputError
 from dsbench.metrics import check_pattern
 from dsbench.probe_table import Table
-from dsbench.toml_text import read_toml
+from dsbench.toml_text import read_toml, text_of
 
 Must = Literal["not-regress", "improve", "nothing"]
 Open = Literal["pass", "fail", "rerun"]
@@ -119,7 +119,7 @@ class Policy(Table):
 def load_policy(path: Path) -> Policy:
     """Read a policy's file. InputError: `file:line: key problem`, one line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
         policy = Policy.model_validate(read_toml(text))
     except OSError as error:
         raise InputError(f"policy {path}: {error.strerror or error}") from None

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from dsbench.errors import InputError
 from dsbench.probe_table import ProbeTable, Text
 from dsbench.score.pytest_map import parse_map
+from dsbench.toml_text import text_of
 
 ENDING_S = 10.0
 """Time to end a run that is over its deadline, and to say in which test it was."""
@@ -60,7 +61,7 @@ class PytestProbe(ProbeTable):
         if self.map_file is None:
             return self
         try:
-            text = Path(self.map_file).read_text(encoding="utf-8")
+            text = text_of(Path(self.map_file))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{self.name}: map_file {self.map_file}: {error}") from None
         return self.model_copy(update={"inherits": {**parse_map(text, self.map_file), **self.inherits}})

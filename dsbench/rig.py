@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dsbench.errors import InputError
-from dsbench.toml_text import read_toml
+from dsbench.toml_text import read_toml, text_of
 
 Argument = Annotated[str, Field(min_length=1)]
 PLACES = ("{boot_dir}", "{arm}", "{toggles}", "{args}")
@@ -55,7 +55,7 @@ class Rig(_Table):
 def load_rig(path: Path) -> Rig:
     """Read a rig's file. InputError names the file, the key and what is wrong."""
     try:
-        return Rig.model_validate(read_toml(path.read_text(encoding="utf-8")))
+        return Rig.model_validate(read_toml(text_of(path)))
     except OSError as error:
         raise InputError(f"--rig {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -17,7 +17,7 @@ from dsbench.errors import InputError
 from dsbench.metrics import check_pattern
 from dsbench.probe_settings import Probes
 from dsbench.probe_table import Count, Table
-from dsbench.toml_text import read_toml
+from dsbench.toml_text import read_toml, text_of
 
 Until = Literal["profile", "ready"]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
@@ -122,7 +122,7 @@ def load_suite(name_or_path: str) -> Suite:
     if name_or_path.endswith(".toml"):
         path = Path(name_or_path)
         try:
-            return parse_suite(path.read_text(encoding="utf-8"), name_or_path)
+            return parse_suite(text_of(path), name_or_path)
         except OSError as error:
             raise InputError(f"suite file {name_or_path}: {error.strerror or error}") from None
         except UnicodeDecodeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 MOST_CHARACTERS = 1 << 18
@@ -13,6 +14,12 @@ DEEPEST = 32
 
 # Time grows with the square of the levels of a dotted key.
 _TOO_DEEP = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]{{1,100}}[ \t]{{0,3}}\.[ \t]{{0,3}}){{{DEEPEST}}}""")
+
+
+def text_of(path: Path) -> str:
+    """The text of a TOML file; of one that is too long as much as `read_toml` refuses. OSError, UnicodeDecodeError."""
+    with path.open(encoding="utf-8") as file:
+        return file.read(MOST_CHARACTERS + 1)
 
 
 def read_toml(text: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,13 +67,14 @@ def compare(result: str, other: str | None, with_published: bool, out: Path, as_
 
 
 def _model(path: Path) -> dict[str, Any]:
+    from dsbench.engines.boot_json import read_object
+
     try:
-        content = json.loads(path.read_bytes())
+        return read_object(path)
     except OSError:
         return {}
-    except ValueError:
-        raise InputError(f"{path} is no JSON; it should be the config.json of the served model") from None
-    return content if isinstance(content, dict) else {}
+    except ValueError as error:
+        raise InputError(f"{path} should be the config.json of the served model: {error}") from None
 
 
 def _print(plan: Plan, beside: Beside) -> None:

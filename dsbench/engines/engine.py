@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from dsbench.engines.boot_json import read_object
 from dsbench.engines.server import EngineFailed, Ready
 from dsbench.records import Arm, Plan
 
@@ -77,13 +77,14 @@ def read_ranks(boot_dir: Path, name: str) -> Ranks:
     found: Ranks = {}
     for path in sorted(boot_dir.glob(f"{name}.rank*.json")):
         number = path.name.removeprefix(f"{name}.rank").removesuffix(".json")
+        if not number.isdecimal():
+            raise EngineFailed(f"{path.name} is not the file of one rank")
         try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise EngineFailed(f"{path.name}: {error}") from None
-        if not number.isdigit() or not isinstance(content, dict):
-            raise EngineFailed(f"{path.name} is not the object of one rank")
-        found[int(number)] = content
+            found[int(number)] = read_object(path)
+        except OSError as error:
+            raise EngineFailed(f"{path.name}: {error.strerror or error}") from None
+        except ValueError as error:
+            raise EngineFailed(f"{path.name}: {str(error).partition(';')[0]}") from None
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from dsbench.engines.boot_json import read_object
 from dsbench.engines.bounded_get import get_status
 from dsbench.engines.secrets import redact
 from dsbench.engines.strays import end_strays
@@ -149,9 +149,10 @@ class Server:
     def read_ready(self) -> Ready | None:
         """ready.json as it stands now; None if it is not there or not whole."""
         try:
-            content = json.loads((self.boot_dir / "ready.json").read_bytes())
-            return Ready(str(content["host"]), int(content["port"]), int(content["pid"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            content = read_object(self.boot_dir / "ready.json")
+            port = int(content["port"])
+            return Ready(str(content["host"]), port, int(content["pid"])) if 0 < port < 1 << 16 else None
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None
 
     def alive(self) -> bool:

@@ -318,3 +318,15 @@ def test_reports_show_hostile_texts_as_texts(tmp_path, make_plan, make_records):
     html = page.read_text()
     assert "<script" not in html
     assert "<img" not in html
+
+
+@pytest.mark.parametrize("read", ["suite", "policy", "rig"])
+def test_a_file_without_an_end_is_read_as_far_as_it_may_be(read, tmp_path):
+    from dsbench.policy import load_policy
+    from dsbench.rig import load_rig
+    from dsbench.suite import load_suite
+
+    (tmp_path / "endless.toml").symlink_to("/dev/zero")
+    readers = {"suite": lambda path: load_suite(str(path)), "policy": load_policy, "rig": load_rig}
+    with pytest.raises(InputError, match="longer than 262,144 characters"):
+        readers[read](tmp_path / "endless.toml")
