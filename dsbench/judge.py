@@ -27,6 +27,8 @@ from dsbench.records import (
 from dsbench.sanity import acceptance_findings, law_findings
 from dsbench.void import void_reasons
 
+UNKNOWN = "unknown on this platform"
+
 
 def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
     """Judge every arm of a plan against its baseline by the rules of the design page."""
@@ -209,8 +211,12 @@ def _arm_sentence(plan: Plan, arm: ArmVerdict, rows: Sequence[Verdict]) -> str:
     tokens = next((row for row in rows if row.metric == "identity.tokens"), None)
     if tokens is not None and tokens.word == "equivalent":
         parts.append("tokens identical")
-    if arm.unresolved_guards:
-        parts.append(f"guards not resolved at {plan.blocks} blocks: {', '.join(arm.unresolved_guards)}")
+    # No number of blocks resolves what the platform does not tell.
+    unknown = list(dict.fromkeys(row.metric for row in rows if row.role == "guard" and UNKNOWN in row.notes))
+    if resolvable := [metric for metric in arm.unresolved_guards if metric not in unknown]:
+        parts.append(f"guards not resolved at {plan.blocks} blocks: {', '.join(resolvable)}")
+    if unknown:
+        parts.append(f"guards {UNKNOWN}: {', '.join(unknown)}")
     return "; ".join(parts) + "."
 
 
@@ -226,6 +232,6 @@ def _change(row: Verdict) -> str:
         )
     if row.kind == "item" or row.margin_absolute:
         return f"{row.metric} {row.baseline:.4g} -> {row.candidate:.4g}"
-    return (
-        f"{row.metric} {row.relative:+.2%}" if row.relative is not None else f"{row.metric} {row.delta:+.4g} {row.unit}"
-    )
+    if row.relative is None:
+        return f"{row.metric} {row.delta:+.4g} {row.unit}"
+    return f"{row.metric} {row.relative * 100:+.1f} %"

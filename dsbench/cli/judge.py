@@ -76,10 +76,13 @@ def _judge_result(result: str, out: Path, as_json: bool) -> int:
     if stored is None:
         save_verdict(folder, verdict)
     elif stored != verdict:
-        words = f"stored {stored.word}, now {verdict.word}"
-        click.echo(
-            f"differs from the stored verdict: {words if stored.word != verdict.word else 'rows changed'}", err=True
-        )
+        if stored.word != verdict.word:
+            what = f"stored {stored.word}, now {verdict.word}"
+        elif stored.model_copy(update={"sentence": verdict.sentence}) == verdict:
+            what = "only the sentence is worded anew"
+        else:
+            what = "rows changed"
+        click.echo(f"differs from the stored verdict: {what}", err=True)
     elif not as_json:
         click.echo("same as the stored verdict")
     return verdict.exit_code

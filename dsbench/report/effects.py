@@ -40,8 +40,12 @@ def _exact_lines(entry: MetricEffects) -> Iterator[str]:
 
 
 def _estimate(effect: Effect) -> str:
-    span = f" [{effect.interval[0]:+.1%}, {effect.interval[1]:+.1%}]" if effect.interval else ""
-    return f"{effect.estimate:+.1%}{span}" + (f", p={effect.p:.3g}" if effect.p is not None else "")
+    span = f" [{_percent(effect.interval[0])}, {_percent(effect.interval[1])}]" if effect.interval else ""
+    return f"{_percent(effect.estimate)}{span}" + (f", p={effect.p:.3g}" if effect.p is not None else "")
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction * 100:+.1f} %"
 
 
 def _name(effect: Effect) -> str:

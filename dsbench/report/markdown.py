@@ -81,9 +81,13 @@ def _kv(page: Page) -> Iterator[str]:
 
 
 def _net(base: KvRow, row: KvRow) -> str:
-    tokens = "" if row.tokens is None or base.tokens is None else f" and {row.tokens - base.tokens:+,} KV tokens"
+    tokens = "" if row.tokens is None or base.tokens is None else f" and {_signed(row.tokens - base.tokens)} KV tokens"
     exact = f" ({row.gain_bytes:+,} B)" if row.gain_bytes else ""
     return f"- {plain(row.state)}, net from baseline: **{gain(row.gain_bytes)} available KV{tokens}**{exact}"
+
+
+def _signed(count: float) -> str:
+    return f"{count:+,}" if count else "0"
 
 
 def _verdicts(page: Page) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -295,10 +296,17 @@ def _short_digest(value: Any) -> str:
     return text[:12] if len(text) == 64 else text
 
 
+def _cards(plan: Plan) -> str:
+    """The host's cards, alike ones counted: the engine may have run on some of them."""
+    cards = Counter(plan.fingerprint.gpus if plan.fingerprint else [])
+    told = "; ".join(f"{count} x {card}" if count > 1 else card for card, count in cards.items())
+    return f"a host with {told}" if cards.total() > 1 else told
+
+
 def _measured_on(plan: Plan, read: Sequence[tuple[str, str]]) -> str:
     """Machine and build in one line, as the source document heads its tables."""
     facts = dict(read)
-    where = facts.get("gpus") or facts.get("device") or f"{facts.get('cpu', '?')}, {facts.get('cores', '?')} cores"
+    where = _cards(plan) or facts.get("device") or f"{facts.get('cpu', '?')}, {facts.get('cores', '?')} cores"
     limits = {"max_model_len": "max model len", "max_num_batched_tokens": "T", "max_num_seqs": "sequences"}
     told = [f"{name} {plan.dims[key]}" for key, name in limits.items() if key in plan.dims]
     method = plan.baseline.speculative

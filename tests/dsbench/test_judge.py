@@ -1,10 +1,13 @@
 """One verdict from records: exact metrics, items, several arms, attempts."""
 
+import re
+
 import pytest
 
 from dsbench.builds import parse_arm
 from dsbench.judge import judge
 from dsbench.records import EXIT_CODES, BootEnded, BootStarted
+from dsbench.report.table import difference
 from tests.dsbench.judged import BOTH, CANDIDATE, PRIMARY, on, row
 
 
@@ -238,3 +241,27 @@ def test_an_item_lost_in_some_boots_is_lost_and_its_answer_is_told(verdict_of):
     assert (smoke.word, smoke.test) == ("regressed", "equality")
     assert smoke.notes == ["gained 0, lost 1: b"]
     assert smoke.candidate == pytest.approx((1 + 0.5 + 0) / 3)
+
+
+def test_the_sentence_gives_a_change_as_the_table_does(make_plan, make_records):
+    def slower(boot, metric):
+        return (100.0 if boot.arm == "baseline" else 80.15) + boot.number / 100 if metric == "decode.tps.c1" else None
+
+    plan = make_plan(blocks=8)
+    verdict = judge(plan, make_records(plan, slower))
+    row = next(row for row in verdict.rows if row.metric == "decode.tps.c1")
+    told = difference(row).partition(" [")[0]
+    assert re.fullmatch(r"-\d+\.\d %", told)
+    assert verdict.sentence == f"mhc_input_reuse regressed: decode.tps.c1 {told}; tokens identical."
+
+
+def test_what_the_platform_does_not_tell_is_no_matter_of_blocks(make_plan, make_records):
+    def values(boot, metric):
+        return {"kv.available_bytes": "unknown", "decode.tps.c1": 50.0 + boot.number**2}.get(metric)
+
+    plan = make_plan()
+    sentence = judge(plan, make_records(plan, values)).sentence
+    assert "; guards not resolved at 2 blocks: " in sentence
+    resolved, _, unknown = sentence.rpartition("; guards unknown on this platform: ")
+    assert unknown == "kv.available_bytes."
+    assert "kv.available_bytes" not in resolved

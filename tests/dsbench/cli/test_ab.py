@@ -59,6 +59,11 @@ def test_ab_show_and_judge_agree(dsbench):
     assert dsbench("show", str(folder)).stdout == table
     judged = dsbench("judge", folder.name[-6:])
     assert judged.stdout == table + "same as the stored verdict\n"
+    stored = folder / "verdicts.json"
+    kept = stored.read_text()
+    stored.write_text(json.dumps(json.loads(kept) | {"sentence": "as an older dsbench put it"}))
+    assert "only the sentence is worded anew" in dsbench("judge", str(folder)).stderr
+    stored.write_text(kept)
     as_json = json.loads(dsbench("show", folder.name, "--json").stdout)
     assert as_json == json.loads((folder / "verdicts.json").read_text())
     assert as_json == json.loads(dsbench("judge", folder.name, "--json").stdout)

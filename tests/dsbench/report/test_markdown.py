@@ -35,6 +35,13 @@ def test_tables_are_the_source_documents(make_plan, make_records):
     assert any("**+832.00 MiB available KV and +171,014 KV tokens**" in line for line in lines)
 
 
+def test_alike_cards_are_counted_and_nothing_gained_has_no_sign():
+    result = dsbench.load(STORED.parent / "vllm-ladder")
+    text = markdown(page(result.plan, result.records, result.verdict))
+    assert "\nMeasured on a host with 2 x NVIDIA H200, 140 GiB, driver 580.159.04, vllm engine, " in text
+    assert "- topk: c128a_topk_shared, net from baseline: **0 available KV and 0 KV tokens**\n" in text
+
+
 def test_every_row_has_its_tables_columns(make_plan, make_records):
     plan = make_plan("mhc_residual_reuse", "mhc_input_reuse")
     text = markdown(page(plan, records := make_records(plan), judge(plan, records)))
