@@ -97,7 +97,7 @@ def test_keywords_are_fine():
     ids=["off branch", "falls through", "another switch", "always"],
 )
 def test_the_control_is_known_only_in_the_off_branch(branch, found):
-    text = f"def _judge(self):\n{branch}    return rejection_sample({SIX}, rates, workspace=w)\n"
+    text = f"def judge(self):\n{branch}    return rejection_sample({SIX}, rates, workspace=w)\n"
     assert len(check(planted(text, "impl/engine/rounds.py")).findings) == found
 
 
