@@ -139,7 +139,7 @@ def test_what_a_killed_run_left_is_cleaned_when_it_goes_on(tmp_path):
     with subprocess.Popen([*line, *asked], **where) as harness:
         try:
             deadline = time.monotonic() + 60
-            while not (cut := [p for p in tmp_path.glob("results/*/boots/02-*/*") if leaks(p.read_bytes())]):
+            while not (cut := [p for p in tmp_path.glob("results/*/boots/02-*/*.log") if leaks(p.read_bytes())]):
                 assert time.monotonic() < deadline
                 assert harness.poll() is None
         finally:
