@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dsbench.effects import Effect, MetricEffects
 from dsbench.judge import judge
 from dsbench.records import Markers
+from dsbench.report.effects import effect_lines
 from dsbench.report.table import print_report
 from dsbench.suite import load_suite
 
@@ -101,3 +103,10 @@ def test_a_narrow_table_is_told_row_by_row(make_plan, make_records):
 def test_no_colour_codes_when_piped(make_plan, make_records):
     plan = make_plan()
     assert "\x1b" not in printed(plan, make_records(plan))
+
+
+def test_effects_on_samples_are_written_as_the_rows_are():
+    effect = Effect(kind="main", toggles=["a"], estimate=-0.0284, interval=(-0.031, 0.002), p=0.25, blocks=8)
+    found = MetricEffects(metric="decode.tps.c1", unit="tok/s", rank=None, exact=False, effects=[effect])
+    lines = list(effect_lines([found]))
+    assert lines[1] == "decode.tps.c1 a: -2.8 % [-3.1 %, +0.2 %], p=0.25"
