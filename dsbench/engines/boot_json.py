@@ -10,7 +10,7 @@ from typing import Any
 
 from dsbench.json_text import read_json
 
-MOST_BYTES = 4 << 20
+MOST_BYTES = 1 << 20
 """Of a file; conditions and profiles have some thousand."""
 DEEPEST = 32
 

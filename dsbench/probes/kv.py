@@ -29,8 +29,11 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
             name = key.removeprefix("kv.")
             if name not in profile:
                 raise ProbeFailed(f"kv_profile of rank {rank} has no '{name}'")
+            value = profile[name]
+            if value is not None and type(value) not in (int, float):
+                raise ProbeFailed(f"kv_profile of rank {rank} says {str(value)[:80]!r} for '{name}', which is no number")
             if not (name == SERVED and grows(profile)):
-                yield Reading(key, profile[name], rank=rank)
+                yield Reading(key, value, rank=rank)
 
 
 def grows(profile: Mapping[str, Any]) -> bool:

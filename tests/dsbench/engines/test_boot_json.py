@@ -49,7 +49,7 @@ def path(tmp_path):
         (b"null", "it is not an object"),
         (b"\xff\xfe", "it is not UTF-8"),
         (b'{"a":' + b"9" * 5000 + b"}", "Exceeds the limit"),
-        (b'{"a":"' + b"y" * boot_json.MOST_BYTES + b'"}', "larger than 4 MiB"),
+        (b'{"a":"' + b"y" * boot_json.MOST_BYTES + b'"}', "larger than 1 MiB"),
     ],
     ids=["deep", "levels", "empty", "list", "null", "bytes", "digits", "large"],
 )

@@ -175,6 +175,9 @@ def test_kv_without_a_profile_or_with_half_of_one(probe):
         probe(kv)
     with pytest.raises(ProbeFailed, match="kv_profile of rank 0 has no 'available_bytes'"):
         probe(kv, profiles={0: {}})
+    for odd in ("x", True, [1], {}):
+        with pytest.raises(ProbeFailed, match=r"kv_profile of rank 0 says .* for 'blocks', which is no number"):
+            probe(kv, profiles={0: PROFILE | {"blocks": odd}})
 
 
 def test_identity_by_lengths_asks_in_token_ids_that_never_change_and_can_leave_out_batches(probe):
