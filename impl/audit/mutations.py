@@ -38,6 +38,7 @@ WRITES: Mapping[str, tuple[str, ...]] = {
     "index_map.to_global": ("out", "lens"),
     "indexer.quantize_query": ("q", "codes", "folded"),
     "indexer.top_entries": ("scores", "out"),
+    "insert.insert_states": ("states", "places"),
     "mhc.post_head": ("out", "mean"),
     "moe.experts": ("gate_up",),
     "packed_kv.gather": ("data", "scales"),

@@ -14,7 +14,13 @@ FOLDER = Path(__file__).with_name("triton")
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs these tests where they stand")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
-@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(path.name, marks=[pytest.mark.long] if "engine" in path.name else [])
+        for path in sorted(FOLDER.glob("test_*.py"))
+    ],
+)
 def test_kernels_by_the_interpreter(file):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", str(FOLDER / file)],

@@ -75,7 +75,14 @@ def tokens_of(variant):
     return [16 * 2 * variant["chains"] + 5] if "cluster" in variant else [1, 17]
 
 
-@pytest.mark.parametrize(("op", "variant"), [(op, v) for op, points in kernels.VARIANTS.items() for v in points])
+@pytest.mark.parametrize(
+    ("op", "variant"),
+    [
+        pytest.param(op, variant, marks=[pytest.mark.long] if number else [])
+        for op, points in kernels.VARIANTS.items()
+        for number, variant in enumerate(points)
+    ],
+)
 def test_against_the_reference_and_in_place_against_fresh(emulated, op, variant):
     for n in tokens_of(variant):
         found = mhc_cases.check(op, kernels.OPERATIONS[op], dict(variant), n)
