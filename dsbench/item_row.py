@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from math import ceil, sqrt
+from math import ceil, isfinite, sqrt
 from typing import Any
 
 from scipy.stats import norm
@@ -113,7 +113,7 @@ def _power(this: Comparison, paired: Paired) -> dict[str, Any]:
     needed = ((z * sqrt(flips) + spare * sqrt(max(flips - target**2, 0.0))) / target) ** 2 if target else None
     return {
         "smallest_effect": smallest_share(paired.items, flips, alpha, margin=margin),
-        "blocks_needed": None if needed is None else ceil(needed),
+        "blocks_needed": ceil(needed) if needed is not None and isfinite(needed) else None,
         "needed_effect": target or None,
         "needed_unit": "items",
     }

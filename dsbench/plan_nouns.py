@@ -10,7 +10,7 @@ from dsbench.fingerprint import Fingerprint
 from dsbench.floors import Floor
 from dsbench.matrices import Matrix
 from dsbench.metrics import Metric
-from dsbench.nouns import Confidence, EngineName, Level, Name, Phase
+from dsbench.nouns import Confidence, EngineName, Level, Name, Phase, Whole
 from dsbench.policy import Policy
 from dsbench.probe_settings import Probes
 from dsbench.rig import Rig
@@ -38,7 +38,7 @@ class Arm(_Noun):
     """Toggles whose marker must be taken in every boot; any other marker must not be."""
     primary: list[str]
     """Primary metrics of its factors; empty for the baseline."""
-    expected: dict[str, int]
+    expected: dict[str, Whole]
     """Change against the baseline that the registry expects, in bytes, by metric."""
     declared: list[str]
     """Conditions that may differ from the baseline's; within an arm none may."""

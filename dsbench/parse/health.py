@@ -64,11 +64,11 @@ _REPEATED = re.compile(r"\[repeated (\d{1,9})x across cluster\]")
 _METHOD = re.compile(r"Error executing method '?(\w+)")
 _FAILED_CODE = re.compile(r"(?:^|[\s_])[Rr][Cc]=(?!12[67]\b)[1-9]")
 _OOM = {
-    "requested": re.compile(r"Tried to allocate ([\d.]{1,20}) (KiB|MiB|GiB)"),
+    "requested": re.compile(r"Tried to allocate (\d{1,12}(?:\.\d{1,7})?) (KiB|MiB|GiB)"),
     "device": re.compile(r"GPU (\d{1,6}) has a total capacity"),
-    "total": re.compile(r"total capacity of ([\d.]{1,20}) (MiB|GiB)"),
-    "free": re.compile(r"of which ([\d.]{1,20}) (bytes|KiB|MiB|GiB) is free"),
-    "used": re.compile(r"this process has ([\d.]{1,20}) (MiB|GiB) memory in use"),
+    "total": re.compile(r"total capacity of (\d{1,12}(?:\.\d{1,7})?) (MiB|GiB)"),
+    "free": re.compile(r"of which (\d{1,12}(?:\.\d{1,7})?) (bytes|KiB|MiB|GiB) is free"),
+    "used": re.compile(r"this process has (\d{1,12}(?:\.\d{1,7})?) (MiB|GiB) memory in use"),
 }
 _MIB = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10}
 

@@ -35,6 +35,7 @@ POSITION = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="%s"} 1\
         f"# TYPE a counter\na_total 1 {'9' * 400}\n",
         POSITION % ("9" * 12),
         POSITION % "²",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1..2 GiB. GPU 0 has a total capacity of 14...62 GiB",
     ],
 )
 def test_logs_and_pages(text):
@@ -192,3 +193,25 @@ def test_totals_beyond_an_exact_test_are_refused(tmp_path):
     (tmp_path / "table.json").write_text(json.dumps({**table, "arms": arms, "conditions": {}}))
     with pytest.raises(InputError, match=r"n_items: .*1000000000"):
         load_table(tmp_path / "table.json")
+
+
+def test_a_margin_next_to_nothing_needs_no_number_of_items(make_plan, make_records):
+    plan = make_plan()
+    metrics = [m.model_copy(update={"margin": 5e-324}) if m.key == "smoke.correct" else m for m in plan.metrics]
+    plan = plan.model_copy(update={"metrics": metrics})
+
+    def reading(boot, key):
+        worse = boot.arm == "baseline" and boot.block == 1
+        return {"a": 0 if worse else 1, "b": 1} if key == "smoke.correct" else None
+
+    (row,) = [row for row in judge(plan, make_records(plan, reading)).rows if row.metric == "smoke.correct"]
+    assert row.blocks_needed is None
+
+
+def test_what_a_toggle_should_do_is_a_figure(tmp_path, make_plan):
+    folder = create(make_plan(), tmp_path)
+    plan = json.loads((folder / PLAN).read_text())
+    plan["arms"][1]["expected"] = {"kv.peak_activation_bytes": 10**400}
+    (folder / PLAN).write_text(json.dumps(plan))
+    with pytest.raises(InputError, match="expected"):
+        load_plan(folder)
