@@ -31,7 +31,8 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
                 raise ProbeFailed(f"kv_profile of rank {rank} has no '{name}'")
             value = profile[name]
             if value is not None and type(value) not in (int, float):
-                raise ProbeFailed(f"kv_profile of rank {rank} says {str(value)[:80]!r} for '{name}', which is no number")
+                said = str(value)[:80]
+                raise ProbeFailed(f"kv_profile of rank {rank} says {said!r} for '{name}', which is no number")
             if not (name == SERVED and grows(profile)):
                 yield Reading(key, value, rank=rank)
 
