@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tarfile
@@ -39,7 +40,7 @@ def run_unit(unit: Plan, node: str, harness: Sequence[str] = HARNESS) -> Iterato
     Leaving the generator early ends the harness and its engine. What an earlier unit of the same experiment and node
     may have left behind is ended and removed first.
     """
-    place = Path(tempfile.gettempdir()) / f"dsbench-pool-{os.getuid()}" / f"{unit.id}-{node[:16]}"
+    place = _own_folder() / f"{unit.id}-{node[:16]}"
     end_strays(place)
     shutil.rmtree(place, ignore_errors=True)
     (place / BOOTS).mkdir(parents=True)
@@ -64,6 +65,17 @@ def run_unit(unit: Plan, node: str, harness: Sequence[str] = HARNESS) -> Iterato
         shutil.rmtree(place, ignore_errors=True)
     # Last of all: whoever hears it may begin the next unit here, in the same place.
     yield ended
+
+
+def _own_folder() -> Path:
+    """A folder of temporary files that nobody else reads or writes: logs may hold keys, and plans name programs."""
+    folder = Path(tempfile.gettempdir()) / f"dsbench-pool-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise InputError(f"{folder} is somebody else's, or a link: remove it, or set TMPDIR to a folder of your own")
+    folder.chmod(0o700)
+    return folder
 
 
 def _told(unit: Plan, place: Path, child: subprocess.Popen[bytes]) -> Iterator[Message]:

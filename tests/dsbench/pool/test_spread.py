@@ -1,6 +1,8 @@
 """Experiments over two nodes of this machine: real units, lost nodes, stopped drivers, and what is judged of them."""
 
+import os
 import shutil
+import stat
 import sys
 
 import pytest
@@ -59,6 +61,21 @@ def test_the_end_of_a_unit_is_told_when_its_place_is_free(pooled, monkeypatch, t
         places = list((tmp_path / "places").glob(f"*/{plan.id}-a"))
         assert len(places) == (0 if isinstance(message, Ended) else 1)
     assert isinstance(message, Ended)
+
+
+def test_units_run_in_a_folder_that_nobody_else_reads_or_has_made(pooled, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "places"))
+    (tmp_path / "places").mkdir()
+    (folder := tmp_path / "places" / f"dsbench-pool-{os.getuid()}").mkdir(mode=0o777)
+    plan, _ = pooled(blocks=1)
+    for _ in run_unit(plan, "a", FAKE):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="somebody else's, or a link"):
+        next(run_unit(plan, "a", FAKE))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_blocks_are_whole_and_the_verdict_is_that_of_one_machine(pooled, fake, make_plan, tmp_path):
