@@ -44,7 +44,8 @@ streams = [1]
 tokens = 24
 repeats = 1
 """
-TOGGLE = "mhc_input_reuse"
+RUN = ("-t", "mhc_input_reuse", "--dims", "pico")
+"""What is run: two arms of the smallest model, which boots fastest."""
 REPEATED = "boots repeated after an interruption"
 PRIMARY = "kv.peak_activation_bytes"
 Start = Callable[[list[str]], "subprocess.Popen[str]"]
@@ -104,7 +105,7 @@ def _run(mishap: Mishap, place: Path, suite: Path, without: str, undo: ExitStack
     start = starter(scene, place, mishap.engine, mishap.harness, without)
     if mishap.happens:
         mishap.happens(scene)
-    asked = ["-t", TOGGLE, "--suite", str(suite), "--blocks", str(mishap.blocks), "-o", str(out)]
+    asked = [*RUN, "--suite", str(suite), "--blocks", str(mishap.blocks), "-o", str(out)]
     scene.process = start(["ab", *asked])
     try:
         if scene.during:

@@ -183,6 +183,19 @@ def changes_byte(scene: Scene) -> None:
     scene.before = change
 
 
+def loses_line(scene: Scene) -> None:
+    """A whole line of the records is not there any more."""
+    interrupts(scene)
+
+    def lose() -> None:
+        path = scene.folder / RECORDS
+        lines = path.read_bytes().splitlines(keepends=True)
+        number = next(n for n, line in enumerate(lines) if b'"metric":"kv.available_bytes"' in line)
+        path.write_bytes(b"".join([*lines[:number], *lines[number + 1 :]]))
+
+    scene.before = lose
+
+
 def tears_line(scene: Scene) -> None:
     kills_harness(scene)
 

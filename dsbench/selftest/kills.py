@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dsbench.engines.strays import strays
 from dsbench.records import BootEnded, Record
-from dsbench.selftest.drill import SUITE, TOGGLE, kept, orphans, output, starter, whole_lines
+from dsbench.selftest.drill import RUN, SUITE, kept, orphans, output, starter, whole_lines
 from dsbench.selftest.happenings import Scene
 from dsbench.selftest.mishaps import NONE
 from dsbench.store import BOOTS, PLAN, load_records, load_verdict
@@ -121,7 +121,7 @@ def _failed(records: list[Record]) -> list[BootEnded]:
 
 
 def _asked(place: Path) -> list[str]:
-    return ["-t", TOGGLE, "--suite", str(place.parent / "kills.toml"), "-o", str(place)]
+    return [*RUN, "--suite", str(place.parent / "kills.toml"), "-o", str(place)]
 
 
 def _kill(scene: Scene, rng: random.Random) -> Kill:

@@ -96,6 +96,9 @@ MISHAPS = (
            happens=happenings.deletes_results, kept=False, blocks=2),
     Mishap("byte-changed", "a byte of the records changes between two runs", 130, "interrupted",
            happens=happenings.changes_byte, ends=(2, r"records\.jsonl:\d+: damaged"), blocks=2, kept=False),
+    Mishap("line-missing", "a line of the records is gone between two runs", 130, "interrupted",
+           happens=happenings.loses_line, ends=(2, r"records\.jsonl:\d+: damaged: it does not follow line"), blocks=2,
+           kept=False),
     _stopped("torn-line", "the last record is torn when the harness is killed", -9, "", happenings.tears_line),
     # signals and locks
     _stopped("sigint", "Ctrl-C", 130, "dsbench: interrupted", happenings.interrupts),

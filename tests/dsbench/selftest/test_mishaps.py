@@ -47,6 +47,14 @@ def test_without_its_detector_a_fault_is_missed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("without", "outcome"), [(NONE, "caught"), ("chain", "missed")])
+def test_a_line_that_is_gone_is_seen_by_the_chain_alone(tmp_path, without, outcome):
+    (mishap,) = [mishap for mishap in MISHAPS if mishap.name == "line-missing"]
+    (row,) = drill([mishap], tmp_path, without)
+    assert row.outcome == outcome, row
+
+
+@pytest.mark.slow
 def test_without_the_group_grandchildren_are_found(tmp_path):
     (mishap,) = [mishap for mishap in MISHAPS if mishap.name == "grandchildren"]
     (row,) = drill([dataclasses.replace(mishap, blocks=1)], tmp_path, "group")
