@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -94,6 +95,18 @@ class CommandLine(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(READER_LEFT)
         return value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As a process: whoever presses Ctrl-C again while it ends gets no traceback of Python's own end."""
+        try:
+            return self.main(*args, **kwargs)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            sys.exit(INTERRUPTED)
+        except SystemExit as end:
+            if end.code == INTERRUPTED:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+            raise
 
     def main(
         self,

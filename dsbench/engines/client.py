@@ -13,16 +13,19 @@ import httpx
 
 from dsbench.engines.chat import ChatReply, Thinking, read_reply, thinking_fields
 from dsbench.engines.secrets import authorization, redact
+from dsbench.json_text import read_json
 from dsbench.parse.prometheus import Page, families, read_page, usable
 
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=1.0)
 """As many streams as are asked for. Servers drop a connection that was idle for 5 s, and a request that meets that
 moment is lost: none is sent on one that was idle for long."""
 
-
 MOST_OF_A_LINE = 1 << 20
 MOST_OF_AN_ANSWER = 64 << 20
 """Bytes that are read of a line of a stream, and of an answer; log probabilities of many tokens are a tenth of it."""
+
+ODD = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+"""What reading an answer of another shape runs into."""
 
 
 class BadAnswer(Exception):
@@ -161,8 +164,8 @@ class Client:
                 None if named is None else [str(name) for name in named["tokens"]],
                 None if named is None else [dict(top) for top in named["top_logprobs"]],
             )
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise BadAnswer(f"/v1/completions answered without {error}") from None
+        except ODD as error:
+            raise _odd("/v1/completions", error) from None
 
     async def chat(self, message: str, max_tokens: int) -> str:
         """The reply to one user message, greedy and without thinking; '' where the engine gives no content."""
@@ -171,8 +174,8 @@ class Client:
         answer = await self._post("/v1/chat/completions", body)
         try:
             return str(answer["choices"][0]["message"]["content"] or "")
-        except (KeyError, IndexError, TypeError) as error:
-            raise BadAnswer(f"/v1/chat/completions answered without {error}") from None
+        except ODD as error:
+            raise _odd("/v1/chat/completions", error) from None
 
     async def chat_messages(
         self,
@@ -202,8 +205,8 @@ class Client:
         answer = await self._post("/v1/chat/completions", body)
         try:
             return read_reply(answer, time.perf_counter() - start)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise BadAnswer(f"/v1/chat/completions answered without {error}") from None
+        except ODD as error:
+            raise _odd("/v1/chat/completions", error) from None
 
     async def write(
         self, prompt: str, max_tokens: int, *, chat: bool = False, stop: str | None = None, **more: Any
@@ -216,9 +219,11 @@ class Client:
         try:
             choice = answer["choices"][0]
             text = choice["message"]["content"] if chat else choice["text"]
+            if not isinstance(text, str | None):
+                raise ValueError("a text")
             return Reply(text or "", choice.get("finish_reason"))
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise BadAnswer(f"{path} answered without {error}") from None
+        except ODD as error:
+            raise _odd(path, error) from None
 
     async def stream(
         self, prompt: str | list[int], tokens: int, *, temperature: float = 0.0, seed: int | None = None
@@ -249,12 +254,18 @@ class Client:
                 except (ValueError, RecursionError):
                     start = repr(redact(line)[:60])
                     raise BadAnswer(f"/v1/completions streamed a line that is not JSON: {start}") from None
-                if event.get("usage"):
-                    total = int(event["usage"]["completion_tokens"])
-                carried = sum(len(choice.get("token_ids") or choice.get("text") or "") for choice in event["choices"])
-                if carried:
-                    if not arrivals:
+                try:
+                    if event.get("usage"):
+                        total = int(event["usage"]["completion_tokens"])
+                    pieces = [choice.get("token_ids") or choice.get("text") or "" for choice in event["choices"]]
+                    if not all(isinstance(piece, str | list) for piece in pieces):
+                        raise ValueError("a text or tokens")
+                    carried = sum(map(len, pieces))
+                    if carried and not arrivals:
                         first_tokens = carried if "token_ids" in event["choices"][0] else 1
+                except ODD as error:
+                    raise _odd("/v1/completions", error) from None
+                if carried:
                     arrivals.append(now)
         if total != tokens:
             raise BadAnswer(f"asked for {tokens} tokens, the stream's usage says {total}")
@@ -291,7 +302,7 @@ class Client:
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         content = await self._ask("POST", path, body)
         try:
-            return json.loads(content)
+            return read_json(content.decode())
         except (ValueError, RecursionError):
             raise BadAnswer(f"{path} answered something that is not JSON") from None
 
@@ -340,6 +351,10 @@ def read_counters(text: str) -> dict[str, float]:
             if (counts or sample.name == "process_start_time_seconds") and usable(sample.value):
                 values[sample.name] = values.get(sample.name, 0.0) + float(sample.value)
     return values
+
+
+def _odd(path: str, error: Exception) -> BadAnswer:
+    return BadAnswer(f"{path} answered without {redact(str(error))[:200]}")
 
 
 def _refusal(path: str, status: int, content: bytes) -> str:

@@ -7,13 +7,13 @@ all there is: then the profile is a sample of known rounding, and what it does n
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from dsbench.engines.bounded_get import get_body
 from dsbench.engines.engine import Ranks, ReadBack, Running, read_ranks
+from dsbench.json_text import read_json
 from dsbench.parse.boot_facts import GIB, Boot
 from dsbench.parse.boot_log import read_boots
 from dsbench.parse.lines import read_lines
@@ -63,9 +63,9 @@ def ask(url: str) -> dict[str, Any]:
     if isinstance(version, dict) and version.get("version"):
         found["version"] = str(version["version"])
     models = _json(f"{url}/v1/models")
-    if isinstance(models, dict) and models.get("data"):
-        found["model"] = models["data"][0].get("id")
-        found["max_model_len"] = models["data"][0].get("max_model_len")
+    match models:
+        case {"data": [{**first}, *_]}:
+            found |= {"model": _if(str, first.get("id")), "max_model_len": _if(int, first.get("max_model_len"))}
     page = get_body(f"{url}/metrics", ASK_S)
     if page is not None:
         with contextlib.suppress(ValueError):
@@ -75,10 +75,14 @@ def ask(url: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def _if(kind: type, value: Any) -> Any:
+    return value if type(value) is kind else None
+
+
 def _json(url: str) -> Any:
     body = get_body(url, ASK_S)
     try:
-        return None if body is None else json.loads(body)
+        return None if body is None else read_json(body.decode())
     except (ValueError, RecursionError):
         return None
 

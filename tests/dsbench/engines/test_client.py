@@ -8,6 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dsbench.engines.client import BadAnswer, Client, Stream, bounded_lines, read_counters
 
@@ -85,6 +87,47 @@ def test_answers_of_another_shape(content):
         asyncio.run(client.complete("x", 1))
     with pytest.raises(BadAnswer, match="/v1/chat/completions answered without"):
         asyncio.run(client.chat("x", 1))
+
+
+KNOWN = ("choices", "usage", "text", "token_ids", "message", "content", "tool_calls", "function", "arguments",
+         "logprobs", "tokens", "top_logprobs", "prompt_tokens", "completion_tokens", "finish_reason", "data", "id")  # fmt: skip
+ANSWERS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KNOWN), inner, max_size=5),
+    max_leaves=25,
+)
+
+
+def shaped(inner):
+    """Answers that are nearly right, with one odd value or another at every place."""
+    choice = st.fixed_dictionaries({"text": inner, "token_ids": inner, "message": inner, "logprobs": inner})
+    usage = st.fixed_dictionaries({"prompt_tokens": inner, "completion_tokens": inner})
+    return st.fixed_dictionaries({"choices": st.lists(choice, min_size=1, max_size=2), "usage": usage})
+
+
+@settings(max_examples=300, deadline=None)
+@given(content=ANSWERS | shaped(ANSWERS), ask=st.sampled_from(["complete", "chat", "messages", "write", "stream"]))
+def test_any_answer_at_all_is_taken_or_refused(content, ask):
+    """Nothing else is raised, and what is taken can be printed and stored."""
+    text = json.dumps(content)
+    body = f"data: {text}\n\ndata: [DONE]\n\n" if ask == "stream" else text
+    client = client_of(lambda request: httpx.Response(200, text=body))
+    asked = {
+        "complete": lambda: client.complete("x", 1, logprobs=2),
+        "chat": lambda: client.chat("x", 1),
+        "messages": lambda: client.chat_messages([{"role": "user", "content": "x"}], 1),
+        "write": lambda: client.write("x", 1, chat=True),
+        "stream": lambda: client.stream("x", 3),
+    }[ask]
+    try:
+        taken = asyncio.run(asked())
+    except BadAnswer as error:
+        told = str(error)
+        assert len(told) < 400, told
+        told.encode()
+    else:
+        texts = {"chat": lambda: taken, "write": lambda: taken.text, "complete": lambda: taken.text}
+        texts.get(ask, str)().encode()
 
 
 def test_an_answer_that_is_not_json():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from dsbench.engines import read_back
 from dsbench.engines.read_back import completed, disagreements, log_boot, rank_of, read_back_all
 from dsbench.parse.boot_facts import Boot
 from dsbench.records import Arm
@@ -96,3 +97,24 @@ def test_a_log_without_figures_gives_no_profile():
     assert completed({}, Boot(), {}) == {}
     assert completed({}, None, {}) == {}
     assert completed({}, Boot(tokens={"0": 7}), {})[0]["available_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "model", "longest"),
+    [
+        (b'{"data": [{"id": "v4", "max_model_len": 8192}]}', "v4", 8192),
+        (b'{"data": [{"id": ["v4"], "max_model_len": "8192"}]}', None, None),
+        (b'{"data": [{"id": "\\ud800", "max_model_len": true}]}', "?", None),
+        (b'{"data": {"id": "v4"}}', None, None),
+        (b'{"data": ["v4"]}', None, None),
+        (b'{"data": []}', None, None),
+        (b'{"data": 5}', None, None),
+        (b"[1]", None, None),
+        (b"[" * 100_000, None, None),
+        (b"\xff", None, None),
+    ],
+)
+def test_a_list_of_models_of_another_shape_names_none(monkeypatch, body, model, longest):
+    monkeypatch.setattr(read_back, "get_body", lambda url, seconds: body if url.endswith("/v1/models") else None)
+    told = read_back.ask("http://engine")
+    assert (told.get("model"), told.get("max_model_len")) == (model, longest)
