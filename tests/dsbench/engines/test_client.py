@@ -89,8 +89,10 @@ def test_answers_of_another_shape(content):
         asyncio.run(client.chat("x", 1))
 
 
-KNOWN = ("choices", "usage", "text", "token_ids", "message", "content", "tool_calls", "function", "arguments",
-         "logprobs", "tokens", "top_logprobs", "prompt_tokens", "completion_tokens", "finish_reason", "data", "id")  # fmt: skip
+KNOWN = (
+    "choices", "usage", "text", "token_ids", "message", "content", "tool_calls", "function", "arguments", "logprobs",
+    "tokens", "top_logprobs", "prompt_tokens", "completion_tokens", "finish_reason", "data", "id",
+)  # fmt: skip
 ANSWERS = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KNOWN), inner, max_size=5),
