@@ -95,8 +95,8 @@ def parse_arm(text: str) -> ArmSpec:
 def two_environments(a: str | None, b: str | None) -> list[ArmSpec]:
     """Arms `a`, the baseline, and `b`: the same engine from two environments, say before and after a merge."""
     return [
-        ArmSpec("a", python=interpreter("--a-python", a) if a else None),
-        ArmSpec("b", python=interpreter("--b-python", b) if b else None),
+        ArmSpec("a", python=None if a is None else interpreter("--a-python", a)),
+        ArmSpec("b", python=None if b is None else interpreter("--b-python", b)),
     ]
 
 
@@ -105,6 +105,8 @@ def interpreter(asked_as: str, text: str) -> str:
 
     InputError, which says what it was asked as, if there is none.
     """
+    if not text:
+        raise InputError(f"{asked_as} is empty: name an environment's folder or its python")
     path = Path(text).expanduser()
     path = path / "bin" / "python" if path.is_dir() else path
     if not path.is_file() or not os.access(path, os.X_OK):

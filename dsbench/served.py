@@ -189,7 +189,7 @@ def read_served(
             _no_toggles(toggles, f"--rig {rig}: no rank names a `conditions` file, so an engine that")
         return Served(engine, args=args, env=variables, rig=read, plugin=plugin)
     model_of(args)
-    where = interpreter("--vllm-python", python) if python else sys.executable
+    where = sys.executable if python is None else interpreter("--vllm-python", python)
     installed = look_into(where, variables)
     if not installed.plugin:
         _no_toggles(toggles, f"--vllm-python {python or where}: without `dsbench-dspark` installed there, vLLM "

@@ -42,7 +42,7 @@ def aa(boots: int | None, python: str | None, stored: str | None, out: Path, as_
     from dsbench.cli.ab import nothing_left_if_refused, run
     from dsbench.store import create, load_plan, resolve
 
-    if stored:
+    if stored is not None:
         folder = resolve(stored, out)
         plan = load_plan(folder)
     else:
@@ -50,7 +50,7 @@ def aa(boots: int | None, python: str | None, stored: str | None, out: Path, as_
             raise InputError(f"--boots {boots} is odd: each block holds two boots, so give {boots + 1}")
         plan = _plan(Asked(**asked), boots, python, out)
         folder = create(plan, out)
-    with nothing_left_if_refused(folder, kept=bool(stored)):
+    with nothing_left_if_refused(folder, kept=stored is not None):
         base = plan.baseline
         alike = all((arm.build, arm.environment) == (base.build, base.environment) for arm in plan.arms)
         if not alike or plan.fingerprint is None:
@@ -73,7 +73,7 @@ def _plan(asked: Asked, boots: int | None, python: str | None, out: Path) -> Pla
     from dsbench.floors import snapshot
 
     suite = asked.suite()
-    own = interpreter("--python", python) if python else None
+    own = None if python is None else interpreter("--python", python)
     blocks = max(suite.blocks, FEWEST // 2) if boots is None else boots // 2
     arms = [ArmSpec(name, python=own) for name in ("a", "b")]
     return snapshot(asked.plan(suite, specs=arms, alike=True, blocks=blocks), out, told=False)

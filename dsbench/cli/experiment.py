@@ -163,7 +163,7 @@ class Asked:
     def _specs(self) -> list[ArmSpec]:
         from dsbench.builds import parse_arm, two_environments
 
-        if self.a_python or self.b_python:
+        if self.a_python is not None or self.b_python is not None:
             if self.arms or self.toggles:
                 more = f"--arm {self.arms[0]}" if self.arms else f"--toggle {self.toggles[0]}"
                 raise InputError(f"--a-python or --b-python beside {more}: write each arm as --arm NAME='python=VENV'")

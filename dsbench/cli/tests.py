@@ -97,7 +97,7 @@ def tests(
     inherits = parse_map(_read(map_file), str(map_file)) if map_file else {}
     if a.is_dir():
         runs = [
-            _run(path, given or python, selection, timeout, (*env, *variables), f"--{arm}-env")
+            _run(path, python if given is None else given, selection, timeout, (*env, *variables), f"--{arm}-env")
             for arm, path, given, variables in (("a", a, a_python, a_env), ("b", b, b_python, b_env))
         ]
         baseline, candidate = _run_both(runs, repeats, out)
@@ -144,14 +144,14 @@ def _run(
             f"{checkout} is a checkout: say what to run in it, as in: dsbench tests {checkout} B -- tests/x.py"
         )
     own = checkout / ".venv"
-    where = python or (str(own) if own.is_dir() else None)
+    where = (str(own) if own.is_dir() else None) if python is None else python
     variables = {}
     for text in env:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise InputError(f"{option} '{text}': write NAME=VALUE")
         variables[name] = value
-    found = interpreter("--python", where) if where else sys.executable
+    found = sys.executable if where is None else interpreter("--python", where)
     return PytestRun(found, checkout.resolve(), selection, timeout, variables)
 
 

@@ -61,3 +61,23 @@ def test_what_would_never_end_or_be_too_large_is_refused(args, said, tmp_path, m
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert said in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["ab", "--a-python", ""],
+        ["ab", "--b-python", ""],
+        ["aa", "--suite", "kv", "--python", ""],
+        ["aa", "--from", ""],
+        ["ab", "-t", "mhc_input_reuse", "--engine", "vllm", "--serve-args", "m", "--vllm-python", ""],
+        ["tests", ".", ".", "--python", "", "--", "x"],
+    ],
+)
+def test_a_name_that_is_empty_is_not_one_that_was_left_out(args, tmp_path, monkeypatch):
+    """What a script gives for a variable that was never set: nothing else may run in its place."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, args, prog_name="dsbench")
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert "empty" in result.stderr or "no result at ''" in result.stderr
+    assert list(tmp_path.iterdir()) == []
