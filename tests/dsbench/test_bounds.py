@@ -11,8 +11,8 @@ from tests.dsbench.conftest import ROOT
 
 OBSERVATIONS = 50_000
 MICROSECONDS = 30.0
-"""Of processor time for one observation, loaded and judged: three times the bound, for a machine that does other work. A
-reader that took a line at a time needed 100."""
+"""Of processor time for one observation, loaded and judged: three times the bound, for a machine that does other work.
+A reader that took a line at a time needed 100."""
 BYTES = (400e6 - 170e6) / 1e6
 """Of memory for one, beside the 170 MB that a process has before it reads any."""
 
