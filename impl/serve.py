@@ -1,4 +1,4 @@
-"""The server: `python -m impl.serve --dims pico`. OpenAI-compatible, on loopback unless told otherwise."""
+"""The server: `python -m impl.serve`. OpenAI-compatible, on loopback unless told otherwise."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _threads(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     flags = _Parser(prog="python -m impl.serve", description=__doc__, allow_abbrev=False)
     add = flags.add_argument
-    add("--dims", choices=[*SHAPES], default="pico", help="model shape, and the name it is served under")
+    add("--dims", choices=[*SHAPES], default="micro", help="model shape, and the name it is served under")
     add("--weights", type=Path, help="safetensors file (default: the shipped one of these dims)")
     add("--load-format", choices=["auto", "dummy"], default="auto", help="dummy: random weights of the right shape")
     add("--host", default="127.0.0.1")
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--memory-budget",
         type=_count,
-        help="bytes for weights, buffers, activations, KV (pico: 64 MiB; on CUDA 2 GiB more)",
+        help="bytes for weights, buffers, activations, KV (micro: 512 MiB, pico: 64 MiB; on CUDA 2 GiB more)",
     )
     add("--device", choices=["cpu", "cuda"], default="cpu")
     add("--seed", type=int, default=0, help="of dummy weights, and of requests without a seed")

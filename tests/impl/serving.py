@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVE = [sys.executable, "-m", "impl.serve", "--load-format", "dummy", "--memory-budget", str(16 << 20)]
+PICO = [sys.executable, "-m", "impl.serve", "--dims", "pico"]
+SERVE = [*PICO, "--load-format", "dummy", "--memory-budget", str(16 << 20)]
 
 
 def environment(boot: Path | None = None, toggles: str = "") -> dict[str, str]:
@@ -64,7 +65,7 @@ def start(boot: Path, *flags: str, toggles: str = "") -> Server:
 
 
 def run(*flags: str, boot: Path | None = None, toggles: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "impl.serve", *flags]
+    command = [*PICO, *flags]
     return subprocess.run(
         command, env=environment(boot, toggles), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

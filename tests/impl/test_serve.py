@@ -388,5 +388,5 @@ def test_a_signal_stops_it_cleanly_in_the_middle_of_work(tmp_path: Path, number:
 
 def test_a_taken_port_is_refused(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     port = str(server.client.base_url.port)
-    assert main(["--load-format", "dummy", "--port", port]) == 2
+    assert main(["--dims", "pico", "--load-format", "dummy", "--port", port]) == 2
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from impl.dims import PICO
+from impl.dims import MICRO, PICO
 from impl.model.weights import random_weights, save_weights
-from impl.serve import main
+from impl.serve import main, parser, read_config
 from tests.impl.serving import run
 
 
@@ -49,7 +49,7 @@ def test_settings_that_cannot_work_are_one_line_and_exit_2(
     monkeypatch.setenv("DSBENCH_TOGGLES", toggles)
     monkeypatch.setenv("DSBENCH_BOOT_DIR", str(tmp_path))
     try:
-        status: object = main(flags)
+        status: object = main(["--dims", "pico", *flags])
     except SystemExit as stop:
         status = stop.code
     assert status == 2
@@ -66,11 +66,12 @@ def test_widths_that_the_weights_lack_are_refused_before_anything_is_written(
     save_weights(weights, random_weights(PICO), PICO)
     monkeypatch.setenv("DSBENCH_BOOT_DIR", str(boot))
     monkeypatch.delenv("DSBENCH_TOGGLES", raising=False)
-    assert main(["--weights", str(weights), "--hidden-size", "128", "--until", "profile"]) == 2
+    flags = ["--dims", "pico", "--weights", str(weights), "--until", "profile"]
+    assert main([*flags, "--hidden-size", "128"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "hidden_size is 128, but the weights pico.safetensors have 64: use --load-format dummy" in line
     assert not list(boot.iterdir())
-    assert main(["--weights", str(weights), "--max-num-batched-tokens", "40", "--until", "profile"]) == 0
+    assert main([*flags, "--max-num-batched-tokens", "40"]) == 0
     conditions = json.loads((boot / "conditions.rank0.json").read_text())
     assert conditions["weights"] == hashlib.sha256(weights.read_bytes()).hexdigest()
     assert conditions["max_num_batched_tokens"] == 40
@@ -82,3 +83,7 @@ def test_a_boot_that_fails_behind_the_port_is_one_line_and_exit_2(tmp_path: Path
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("INFO ")]
     assert "bytes for KV pages, one token needs" in line
     assert not (tmp_path / "ready.json").exists()
+
+
+def test_micro_is_served_where_no_shape_is_named() -> None:
+    assert read_config(parser().parse_args([])).dims == MICRO

@@ -65,7 +65,7 @@ def test_drafts_change_no_text_and_are_counted(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_one_line(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--load-format", "dummy", "--until", "profile", *flags]) == 2
+    assert main(["--dims", "pico", "--load-format", "dummy", "--until", "profile", *flags]) == 2
     said = capsys.readouterr().err.strip()
     assert message in said
     assert "\n" not in said
