@@ -31,12 +31,14 @@ _NAMED = re.compile(
 _SET = re.compile(
     r"\b([A-Z][A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)=[\"']?)(?!\d+\b)([^\s\"',;]{6,})"
 )
-_FLAG = re.compile(r"(--[\w-]*(?:token|password|secret|key)(?:=|\s+)[\"']?)(?!\d+\b)([^\s\"',;-][^\s\"',;]{5,})")
+_FLAG = re.compile(
+    r"((?<!-)--[\w-]{0,64}?(?:token|password|secret|key)(?:=|\s+)[\"']?)(?!\d+\b)([^\s\"',;-][^\s\"',;]{5,})"
+)
 _FLAG_ALONE = re.compile(r"--[\w-]*(?:token|password|secret|key)")
 """A flag whose value is the next argument of a list."""
 _URL = re.compile(r"(?i)\b(https?|wss?|tcp|grpc|ssh)://(?:[^\s/@\"']+@)?(\[[0-9a-f:]+\]|[\w.-]+)")
 _ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b|\b[0-9a-fA-F]{1,4}(?:::?[0-9a-fA-F]{1,4}){4,7}\b")
-_AT = re.compile(r"\b[\w.+-]+@[A-Za-z0-9][\w-]*(?:\.[\w-]+)*\b")
+_AT = re.compile(r"(?<![\w.+-])([.+-]*)(\w[\w.+-]*@[A-Za-z0-9][\w-]*(?:\.[\w-]+)*\b)")
 _PATH = re.compile(r"(?<![\w/.\])>])(?:~\w*|)/(?:[^\s/:\"'<>|,;()\[\]{}=*?\\]+/)*[^\s/:\"'<>|,;()\[\]{}=*?\\]+/?")
 _LOCAL = re.compile(r"localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[?::1\]?")
 _ROUTES = ("v1", "dev", "proc", "sys")
@@ -76,7 +78,7 @@ class Redaction:
         for named in (_NAMED, _SET, _FLAG):
             text = self._sub("secrets", named, lambda match: match[1] + REDACTED, text)
         text = self._sub("hosts", _URL, lambda match: f"{match[1]}://{self._host(match[2])}", text)
-        text = self._sub("hosts", _AT, lambda match: self._host(match[0]), text)
+        text = self._sub("hosts", _AT, lambda match: match[1] + self._host(match[2]), text)
         text = text.replace("file:///", "file: /")
         for root in self._roots:
             pattern = re.compile(rf"(?<![\w/.]){re.escape(root)}(?=/|\b|$)(/[^\s:\"'<>|,;()\[\]{{}}=*?\\]*)?")

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import tarfile
+import time
 
 import pytest
 from hypothesis import given
@@ -241,3 +242,19 @@ def test_a_log_is_short_and_keeps_both_ends(lines):
     assert kept[:HEAD] == before[:HEAD]
     assert kept[-TAIL:][-1:] == before[-1:] or not before
     assert len(kept) + dropped - (dropped > 0) == len(before)
+
+
+PIECES = (
+    "a.", "a", "-", "--", "A_", "/a", "~/", "0.", "1.2.3.", "ab:cd:", "@", "a@b.", "key=", "--token", "--a-token-",
+    "eyJa.", "sk-", "-----BEGIN PRIVATE KEY-----", "http://a", "https://a@", "[", "\\", '"', " ", "\n", "api_key ",
+    "A_TOKEN=", "a-b-",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_no_line_keeps_the_redaction_busy(piece):
+    """What a log of a mebibyte may hold; time that grows with the square of it would be minutes."""
+    for text in (piece * (1_000_000 // len(piece)), "--" + piece * (1_000_000 // len(piece)) + "!"):
+        start = time.process_time()
+        Redaction(environment={"A_KEY": "abcdefgh"}).text(text)
+        assert time.process_time() - start < 10
