@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-FOLDER = Path(__file__).with_name("triton")
+HERE = Path(__file__).parent
+FILES = [*sorted(HERE.glob("triton/test_*.py")), HERE.parent / "vllm_plugin/test_post_kernels.py"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs these tests where they stand")
@@ -17,14 +18,14 @@ FOLDER = Path(__file__).with_name("triton")
 @pytest.mark.parametrize(
     "file",
     [
-        pytest.param(path.name, marks=[pytest.mark.long] if "engine" in path.name else [])
-        for path in sorted(FOLDER.glob("test_*.py"))
+        pytest.param(path, marks=[pytest.mark.long] if "engine" in path.name else [], id=path.name)
+        for path in FILES
     ],
 )
 def test_kernels_by_the_interpreter(file):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", str(FOLDER / file)],
-        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=FOLDER.parents[3],
+        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", str(file)],
+        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=HERE.parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     assert " passed" in done.stdout
