@@ -136,9 +136,34 @@ __device__ __forceinline__ void barrier_of(int number, int threads) {
 }
 
 // Bytes from global to this block's shared memory by the copy engine; both ends and the count are multiples of 16.
-__device__ __forceinline__ void fetch(float* place, const float* from, uint32_t bytes, uint64_t* barrier) {
+__device__ __forceinline__ void fetch(void* place, const void* from, uint32_t bytes, uint64_t* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  ::"r"(shared_address(place)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+}
+
+// Bytes from this block's shared memory to global by the copy engine. Behind this thread's fence_copies, or that of others
+// and a barrier.
+__device__ __forceinline__ void send_off(void* place, const void* from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 ::"l"(place), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void close_sent() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until all that this thread has sent off and closed has been read from shared memory; until it is where it goes.
+__device__ __forceinline__ void wait_sent_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void wait_sent() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// What this thread has written to shared memory is seen by copies that are asked for from here on.
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A count in global memory between blocks: who has seen it sees all that was written before it was raised.
+__device__ __forceinline__ void count_up(int* count) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory"); }
+
+__device__ __forceinline__ void wait_count(const int* count, int wanted) {
+    int found;
+    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
+    while (found < wanted);
 }
 
 __device__ __forceinline__ float reciprocal(float v) {

@@ -1,8 +1,8 @@
 """mHC on Hopper in CUDA C++: the seam, PRE, the heads, POST and its mean (`mhc*.cu`).
 
-Many tokens go to thread-block clusters that read their streams once, or to two kernels that wait for nothing; few go to
-two kernels that use the whole card. Outputs may alias inputs at any number of tokens: no block reads what another one
-of the same kernel writes.
+Many tokens go to blocks that stay and read their streams once, or to thread-block clusters that do; few go to two kernels
+that use the whole card. Outputs may alias inputs at any number of tokens: what another block has written is read only
+once that block has told.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ HIDDEN, STREAMS = 4096, 4
 SEAM, PRE, HEAD = 0, 1, 2
 FEW = 64
 """At most this many tokens go to `mhc_few.cu` where no tuning says otherwise."""
-SPLITS, SUMS = 128, 32
-"""Splits of the columns there, and numbers a split keeps of a token."""
+SPLITS, SLICES, SUMS = 128, 16, 32
+"""Splits of the columns there, slices of them in `mhc_many.cu`, and numbers that each keeps of a token."""
+TILE = 16
+"""Tokens that `mhc_many.cu` counts together."""
 THREADS = 256
 HINTS = {"streaming": 0, "plain": 1, "no_allocate": 2}
 
@@ -46,8 +48,8 @@ def seam(
 ) -> SeamOutput:  # fmt: skip
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
-    tuning: `splits` of the columns for few tokens; `slices` of them for many in two kernels, each over `chunk` tokens
-    (0: all); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many in one.
+    tuning: `splits` of the columns for few tokens; `teams` that make streams and `rows` teams that finish them (0: a second
+    kernel does) for many; or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -102,8 +104,8 @@ def post_mean(
 def _launch(
     mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
-    if "slices" in tuning:
-        name, cut = "mhc_many", {"slices": 16, "chunk": 0}
+    if "teams" in tuning:
+        name, cut = "mhc_many", {"teams": 2, "rows": 2}
     elif "splits" in tuning or (not tuning and residual.shape[0] <= FEW):
         name, cut = "mhc_few", {"splits": SPLITS}
     else:
@@ -121,8 +123,9 @@ def _launch(
     if name == "mhc":
         _run(name, residual, cut, mode, *cut.values(), ctypes.byref(args))
     else:
-        parts = next(iter(cut.values()))
-        sums = residual.new_empty(args.tokens, parts, SUMS, dtype=torch.float32)
+        parts = SLICES if name == "mhc_many" else cut["splits"]
+        counts = -(-args.tokens // TILE) if name == "mhc_many" else 0
+        sums = residual.new_empty(args.tokens * parts * SUMS + counts, dtype=torch.float32)
         _run(name, residual, cut, mode, *cut.values(), ctypes.byref(args), ctypes.c_void_p(sums.data_ptr()))
 
 
@@ -189,9 +192,7 @@ _FEW: list[dict[str, Any]] = [{"splits": 128}, {"splits": 64}]
 _SEAM: list[dict[str, Any]] = [
     {"cluster": c, "warps": w, "chains": k} for c, w, k in ((16, 8, 2), (8, 8, 1), (8, 16, 1))
 ]
-_MANY: list[dict[str, Any]] = [
-    {"slices": 16}, {"slices": 8}, {"slices": 16, "chunk": 1024}, {"slices": 16, "chunk": 2048}
-]  # fmt: skip
+_MANY: list[dict[str, Any]] = [{"teams": t, "rows": r} for t, r in ((2, 2), (3, 1), (2, 1), (3, 0))]
 _HEAD: list[dict[str, Any]] = [*_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2}]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {

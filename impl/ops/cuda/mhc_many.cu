@@ -1,101 +1,199 @@
-// mHC seam and PRE for many tokens on Hopper: two kernels of which neither waits for another block.
+// mHC seam and PRE for many tokens on Hopper, by blocks that stay: each owns HIDDEN / SLICES columns of all streams.
 //
-// In the first, a block owns HIDDEN / SLICES columns of all streams and keeps their fn in shared memory for the whole
-// launch. Each of its warps takes tiles of 16 tokens of its own, 32 columns at a time: it makes the new streams, writes
-// them, and sums their products with fn in registers over all columns of the block. Nothing is exchanged between warps,
-// so nothing stands between a warp's loads and the next but its own arithmetic; a half's next columns are asked for as
-// soon as its registers are free. In the second, launched as blocks of the first leave, a block finishes one token: sums
-// of the slices, PRE gates, mix and norm over the whole row, so that no sum of squares crosses a block. Other blocks of
-// it, first in line, do the POST gates and Sinkhorn of 32 tokens each, a lane a token.
-// The streams are read twice, but once by each kernel at the speed of a copy. Every element is read and overwritten by
-// the same thread, and y is dead when layer inputs are written, so outputs may alias inputs.
+// A block keeps fn of its columns in shared memory and three tiles of 16 tokens beside it, which come and go by bulk
+// copies. Teams of four warps take a tile in turn: they make the new streams in their place, send them off, sum their
+// products with fn in registers and, over the warps, in the tile's place of y. What waits for memory is the copy engine.
+// Row teams of the same block finish tokens whose sums have come from all blocks of their columns (a count a tile in global
+// memory): PRE gates, mix and norm over the whole row, read from the second-level cache where it was just written, so
+// that the card's memory moves every byte once; POST gates and Sinkhorn of some tokens at once, a lane a token. Teams never
+// wait for row teams; that all blocks run at once is asked of the launch. Without row teams (`rows` 0) a second kernel
+// finishes the rows. Every element is read and overwritten by the same block, and y is dead when layer inputs are
+// written, so outputs may alias inputs.
 
 #include "mhc_parts.cuh"
 
-constexpr int SUMS = 32;                      // a token's sums of one slice, padded: 24 products, then squares
-constexpr int MIXERS = 256, PIECES = HIDDEN / 8 / MIXERS;  // threads of the second kernel; pieces of 8 columns of each
-constexpr int GATED = 32;                     // tokens of one block of gates
+constexpr int SLICES = 16, COLUMNS = HIDDEN / SLICES;
+constexpr int SUMS = 32;                                   // a token's sums of one slice, padded: 24 products, then squares
+constexpr int STAGES = 3, TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of a warp
+constexpr int ROWS = (STREAMS + 1) * TILE;                 // of a tile: four streams, then y
+constexpr int ROW = COLUMNS * 2 + 16;                      // bytes: rows t and t + 4 lie half of the banks apart
+constexpr int MIXERS = 256;                                // threads of the second kernel
+constexpr int GATED = 32;                                  // tokens of one block of gates there
 
-template <Mode M, int SLICES_>
-struct Sliced {
+template <Mode M, int TEAMS_, int ROW_TEAMS_>
+struct Ring {
     static constexpr Mode MODE = M;
-    static constexpr int SLICES = SLICES_, COLUMNS = HIDDEN / SLICES, GROUPS = COLUMNS / 32, OUTPUTS = outputs(M);
-    static constexpr int RESIDENT = SLICES / 8, CHAINS = 1, WARPS = 16 / RESIDENT;  // 16 warps an SM
-    static constexpr int THREADS = WARPS * 32;
+    static constexpr int TEAMS = TEAMS_, ROW_TEAMS = ROW_TEAMS_, OUTPUTS = outputs(M), GROUPS = COLUMNS / 32;
+    static constexpr int WARPS = (TEAMS + ROW_TEAMS) * TEAM / 32, CHAINS = 1, THREADS = WARPS * 32;
 };
 
 template <class CUT>
-struct SlicedShared {
+struct RingShared {
     uint4 fn[CUT::GROUPS * STREAMS * CUT::OUTPUTS / 8][2][32];
-    float gates[CUT::MODE == PRE ? 1 : CUT::WARPS][TILE][GATES];  // post, comb of the tile at hand
+    char tile[STAGES][ROWS][ROW];
+    float post[STAGES][TILE][4], comb[STAGES][TILE][16];
+    float gates[2][STREAMS], squares[2][TEAM / 32];  // of the tokens at hand of row teams
+    uint64_t full[STAGES];                           // a tile's bytes have come
+    float kept[KEPT][KEPT_ROW];
+};
+
+// A block's own order of tiles: its blocks of columns go through the same ones.
+struct Turns {
+    int slice, first, step, count;
+    __device__ __forceinline__ explicit Turns(int tokens) {
+        const int tiles = (tokens + TILE - 1) / TILE;
+        slice = blockIdx.x % SLICES, first = blockIdx.x / SLICES, step = gridDim.x / SLICES;
+        count = first < tiles ? (tiles - first + step - 1) / step : 0;
+    }
+    __device__ __forceinline__ int tile(int turn) const { return first + turn * step; }
+};
+
+// Sums over slices in one fixed order, every lane of the warp with the number at `lane` of a slice.
+__device__ __forceinline__ float over_slices(const float* sums, size_t token, int lane) {
+    float part[SLICES], sum = 0;
+#pragma unroll
+    for (int q = 0; q < SLICES; q++) part[q] = lane <= 24 ? load_fresh(sums + (token * SLICES + q) * SUMS + lane) : 0;
+#pragma unroll
+    for (int q = 0; q < SLICES; q++) sum += part[q];
+    return sum;
+}
+
+// A lane's product over the root mean square of its token's streams.
+__device__ __forceinline__ float logit(const Args& a, float total) {
+    return total * rsqrtf(__shfl_sync(0xffffffffu, total, 24) / (STREAMS * HIDDEN) + a.rms_eps);
+}
+
+__device__ __forceinline__ float pre_gate(const Args& a, float logit, int stream) {
+    return sigmoid(logit * a.scale[0] + a.base[stream]) + a.hc_eps;
+}
+
+// THREADS threads' own columns of one row: the mix of streams, then its norm.
+template <int THREADS>
+struct Mix {
+    static constexpr int PIECES = HIDDEN / 8 / THREADS;
+    uint4 v[PIECES][STREAMS];
+    uint32_t out[PIECES][4];
+
+    __device__ __forceinline__ void load(const __nv_bfloat16* streams, int thread) {
+#pragma unroll
+        for (int k = 0; k < PIECES; k++)
+#pragma unroll
+            for (int i = 0; i < STREAMS; i++) v[k][i] = load16_fresh(streams + i * HIDDEN + (k * THREADS + thread) * 8);
+    }
+
+    // The warp's sum of squares.
+    __device__ __forceinline__ float mix(const float* gates) {
+        float g[STREAMS], square = 0;
+        *(float4*)g = *(const float4*)gates;
+#pragma unroll
+        for (int k = 0; k < PIECES; k++)
+#pragma unroll
+            for (int p = 0; p < 4; p++) {
+                float lo = 0, hi = 0;
+#pragma unroll
+                for (int i = 0; i < STREAMS; i++) lo = fmaf(g[i], low(word(v[k][i], p)), lo), hi = fmaf(g[i], high(word(v[k][i], p)), hi);
+                out[k][p] = pack(lo, hi);
+                square = fmaf(low(out[k][p]), low(out[k][p]), square), square = fmaf(high(out[k][p]), high(out[k][p]), square);
+            }
+#pragma unroll
+        for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
+        return square;
+    }
+
+    __device__ __forceinline__ void store(const Args& a, const float* squares, size_t token, int thread) {
+        float square = 0;
+#pragma unroll
+        for (int q = 0; q < THREADS / 32; q++) square += squares[q];
+        const float n = rsqrtf(square / HIDDEN + a.rms_eps);
+#pragma unroll
+        for (int k = 0; k < PIECES; k++) {
+            const int column = (k * THREADS + thread) * 8;
+            float w[8];
+            *(float4*)w = *(const float4*)(a.norm + column), *(float4*)(w + 4) = *(const float4*)(a.norm + column + 4);
+#pragma unroll
+            for (int p = 0; p < 4; p++) out[k][p] = pack(low(out[k][p]) * n * w[2 * p], high(out[k][p]) * n * w[2 * p + 1]);
+            *(uint4*)(a.input_out + token * HIDDEN + column) = make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]);
+        }
+    }
 };
 
 template <class CUT>
-struct Streaming {
+struct Maker {
     static constexpr Mode MODE = CUT::MODE;
     static constexpr int N = CUT::OUTPUTS / 8;
     const Args& a;
-    SlicedShared<CUT>& s;
+    RingShared<CUT>& s;
     float* sums;
-    const int slice, warp, lane, row, column;
-    uint4 y[2], r[2][STREAMS];
-    uint32_t v[2][STREAMS][4];
+    int* finished;
+    const Turns turns;
+    const int team, thread, warp, lane, quad;
 
-    __device__ __forceinline__ Streaming(const Args& a, SlicedShared<CUT>& s, float* sums)
-        : a(a), s(s), sums(sums), slice(blockIdx.x % CUT::SLICES), warp(threadIdx.x >> 5), lane(threadIdx.x & 31),
-          row(lane >> 2), column(slice * CUT::COLUMNS + (lane & 3) * 8) {}
+    __device__ __forceinline__ Maker(const Args& a, RingShared<CUT>& s, float* sums, int* finished)
+        : a(a), s(s), sums(sums), finished(finished), turns(a.tokens), team(threadIdx.x / TEAM), thread(threadIdx.x % TEAM),
+          warp(thread >> 5), lane(thread & 31), quad(lane & 3) {}
 
-    // 64 bytes a row; the other half of the line is asked for with it and found in the L2 cache by the next group.
-    __device__ __forceinline__ void load(int h, int tile, int group) {
-        const int token = tile * TILE + row + 8 * h;
-        const bool live = token < a.tokens;
-        const uint4 zero = make_uint4(0, 0, 0, 0);
-        const size_t at = (size_t)token * HIDDEN + column + group * 32, from = at + (size_t)token * (STREAMS - 1) * HIDDEN;
-        if (MODE != PRE) y[h] = live ? load16_line(a.y + at) : zero;
-#pragma unroll
-        for (int i = 0; i < STREAMS; i++) r[h][i] = live ? load16_line(a.residual + from + i * HIDDEN) : zero;
+    // The tile's token of a lane's half h: lanes 8n .. 8n + 7, which read at once, have tokens n and n + 4.
+    __device__ __forceinline__ int token(int h) const { return (lane >> 3) + (lane >> 2 & 1) * 4 + h * 8; }
+
+    __device__ __forceinline__ bool copies() const { return thread < STREAMS * TILE; }  // thread t moves row t of streams
+
+    __device__ __forceinline__ size_t row_of_streams(int first) const {
+        return ((size_t)(first + thread % TILE) * STREAMS + thread / TILE) * HIDDEN + turns.slice * COLUMNS;
     }
 
-    __device__ __forceinline__ void load_gates(int tile) {
-        __syncwarp();  // all lanes have read the last tile's
-        for (int i = lane; i < TILE * GATES / 4; i += 32) {
-            const int t = i / 5, q = i % 5;
-            const size_t token = tile * TILE + t;
-            if (token >= a.tokens) continue;
-            *(float4*)&s.gates[warp][t][4 * q] = *(const float4*)(q == 0 ? a.post + token * 4 : a.comb + token * 16 + 4 * (q - 1));
+    // Asks for a turn's tile. Threads of one team, each of which has seen its own rows of the stage leave.
+    __device__ __forceinline__ void ask(int turn) {
+        const int stage = turn % STAGES, first = turns.tile(turn) * TILE;
+        const int live = a.tokens - first < TILE ? a.tokens - first : TILE;
+        uint64_t* full = &s.full[stage];
+        if (copies() && thread % TILE < live) fetch(s.tile[stage][thread], a.residual + row_of_streams(first), COLUMNS * 2, full);
+        if (MODE == SEAM && !copies() && thread - STREAMS * TILE < live)
+            fetch(s.tile[stage][thread], a.y + (size_t)(first + thread % TILE) * HIDDEN + turns.slice * COLUMNS, COLUMNS * 2, full);
+        if (thread == TEAM - 1) {
+            if (MODE == SEAM) {
+                fetch(s.post[stage], a.post + (size_t)first * 4, live * 16, full);
+                fetch(s.comb[stage], a.comb + (size_t)first * 16, live * 64, full);
+            }
+            barrier_expect(full, live * (MODE == SEAM ? (STREAMS + 1) * COLUMNS * 2 + 80 : STREAMS * COLUMNS * 2));
         }
-        __syncwarp();
     }
 
-    // POST in vLLM's rounding order for one half of the tile's tokens; PRE's streams are what was loaded.
-    __device__ __forceinline__ void make(int h, int tile, int group) {
-        const int token = tile * TILE + row + 8 * h;
-        float g[GATES];
-        if (MODE != PRE) {
+    // New streams of one half of the tile's tokens in vLLM's rounding order, in their places; PRE's are what came. Rows past
+    // the last token are left alone: nothing was asked for there, so what was sent off from them may still be read.
+    __device__ __forceinline__ void make(uint32_t (&v)[STREAMS][4], int h, int stage, int first, int column) {
+        const int t = token(h);
+        uint4* place[STREAMS];
+        uint4 r[STREAMS];
 #pragma unroll
-            for (int q = 0; q < GATES / 4; q++) *(float4*)(g + 4 * q) = *(const float4*)&s.gates[warp][row + 8 * h][4 * q];
+        for (int i = 0; i < STREAMS; i++) {
+            place[i] = (uint4*)(s.tile[stage][i * TILE + t] + column * 2);
+            r[i] = *place[i];
         }
+        if (MODE == PRE) {
+#pragma unroll
+            for (int i = 0; i < STREAMS; i++) v[i][0] = r[i].x, v[i][1] = r[i].y, v[i][2] = r[i].z, v[i][3] = r[i].w;
+            return;
+        }
+        const uint4 y = *(const uint4*)(s.tile[stage][STREAMS * TILE + t] + column * 2);
+        float post[4], comb[16];
+        *(float4*)post = *(const float4*)s.post[stage][t];
+#pragma unroll
+        for (int q = 0; q < 4; q++) *(float4*)(comb + 4 * q) = *(const float4*)&s.comb[stage][t][4 * q];
 #pragma unroll
         for (int p = 0; p < 4; p++) {
-            const uint32_t old[4] = {word(r[h][0], p), word(r[h][1], p), word(r[h][2], p), word(r[h][3], p)};
+            const uint32_t old[4] = {word(r[0], p), word(r[1], p), word(r[2], p), word(r[3], p)};
 #pragma unroll
             for (int j = 0; j < STREAMS; j++) {
-                if (MODE == PRE) {
-                    v[h][j][p] = old[j];
-                    continue;
-                }
-                const float c[4] = {g[4 + j], g[8 + j], g[12 + j], g[16 + j]};
-                v[h][j][p] = new_pair(g[j], c, word(y[h], p), old);
+                const float c[4] = {comb[j], comb[4 + j], comb[8 + j], comb[12 + j]};
+                v[j][p] = new_pair(post[j], c, word(y, p), old);
             }
         }
-        if (MODE == PRE || token >= a.tokens) return;
-        __nv_bfloat16* out = a.residual_out + (size_t)token * STREAMS * HIDDEN + column + group * 32;
+        if (first + t >= a.tokens) return;
 #pragma unroll
-        for (int j = 0; j < STREAMS; j++)
-            *(uint4*)(out + j * HIDDEN) = make_uint4(v[h][j][0], v[h][j][1], v[h][j][2], v[h][j][3]);
+        for (int j = 0; j < STREAMS; j++) *place[j] = make_uint4(v[j][0], v[j][1], v[j][2], v[j][3]);
     }
 
-    __device__ __forceinline__ void add_products(float (&d)[N][4], float (&e)[2][4], int group) {
+    __device__ __forceinline__ void add_products(float (&d)[N][4], float (&e)[2][4], const uint32_t (&v)[2][STREAMS][4], int group) {
 #pragma unroll
         for (int i = 0; i < STREAMS; i++) {
             const uint32_t first[4] = {v[0][i][0], v[1][i][0], v[0][i][1], v[1][i][1]};
@@ -116,187 +214,231 @@ struct Streaming {
         }
     }
 
-    // next: the warp's tile after this one, whose first columns are asked for at the end of this one.
-    __device__ __forceinline__ void run(int tile, int next) {
+    // A warp's sums of a token lie where its columns of y were.
+    __device__ __forceinline__ float* part(int stage, int token, int warp) {
+        return (float*)(s.tile[stage][STREAMS * TILE + token] + warp * WIDTH * 2);
+    }
+
+    __device__ __forceinline__ void sum_up(int stage, int first) {
         float d[N][4] = {}, e[2][4] = {};  // e: tokens with tokens, of which the diagonal is their sums of squares
-        if (MODE != PRE) load_gates(tile);
 #pragma unroll 1
-        for (int group = 0; group < CUT::GROUPS; group++) {
-            const bool last = group == CUT::GROUPS - 1;
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                make(h, tile, group);
-                load(h, last ? next : tile, last ? 0 : group + 1);
-            }
-            add_products(d, e, group);
+        for (int g = 0; g < WIDTH / 32; g++) {
+            uint32_t v[2][STREAMS][4];
+            const int group = warp * (WIDTH / 32) + g;
+            make(v[0], 0, stage, first, group * 32 + quad * 8);
+            make(v[1], 1, stage, first, group * 32 + quad * 8);
+            add_products(d, e, v, group);
         }
+        __syncwarp();  // all lanes have read y
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const size_t token = tile * TILE + row + 8 * h;
-            if (token >= a.tokens) continue;
-            float* out = sums + (token * CUT::SLICES + slice) * SUMS;
+            float* out = part(stage, token(h), warp);
 #pragma unroll
-            for (int n = 0; n < N; n++) *(float2*)(out + n * 8 + (lane & 3) * 2) = make_float2(d[n][2 * h], d[n][2 * h + 1]);
-            if ((lane & 3) == row >> 1) out[24] = row & 1 ? e[h][2 * h + 1] : e[h][2 * h];
+            for (int n = 0; n < N; n++) *(float2*)(out + n * 8 + quad * 2) = make_float2(d[n][2 * h], d[n][2 * h + 1]);
+            if (quad == lane >> 3) out[24] = lane >> 2 & 1 ? e[h][2 * h + 1] : e[h][2 * h];
         }
+    }
+
+    __device__ __forceinline__ void write_sums(int stage, int first) {
+        const int t = thread / 8, at = thread % 8 * 4;
+        if (first + t >= a.tokens || at > 24) return;
+        float4 sum = *(const float4*)(part(stage, t, 0) + at);
+#pragma unroll
+        for (int w = 1; w < 4; w++) {
+            const float4 more = *(const float4*)(part(stage, t, w) + at);
+            sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+        }
+        *(float4*)(sums + ((size_t)(first + t) * SLICES + turns.slice) * SUMS + at) = sum;
+    }
+
+    __device__ __forceinline__ void meet() { barrier_of(1 + team, TEAM); }
+
+    // All that the team has written for a tile has come to where other blocks read it; told by its first thread.
+    __device__ __forceinline__ void tell(int turn) {
+        if (CUT::ROW_TEAMS > 0 && thread == 0) count_up(finished + turns.tile(turn));
+    }
+
+    __device__ __forceinline__ void run() {
+        int last = -1;
+        for (int turn = team; turn < turns.count; turn += CUT::TEAMS) {
+            const int stage = turn % STAGES, first = turns.tile(turn) * TILE;
+            barrier_wait(&s.full[stage], turn / STAGES & 1);
+            sum_up(stage, first);
+            fence_copies();
+            wait_sent();  // the tile before
+            meet();
+            if (last >= 0) tell(last);
+            last = turn;
+            if (MODE == SEAM && copies() && first + thread % TILE < a.tokens)
+                send_off(a.residual_out + row_of_streams(first), s.tile[stage][thread], COLUMNS * 2);
+            close_sent();
+            write_sums(stage, first);
+            meet();  // all parts have been read
+            if (turn + STAGES < turns.count) {
+                wait_sent_read();
+                ask(turn + STAGES);
+            }
+        }
+        wait_sent();
+        meet();
+        if (last >= 0) tell(last);
     }
 };
 
 template <class CUT>
-__global__ void __launch_bounds__(CUT::THREADS, CUT::RESIDENT) slices_kernel(const Args a, float* sums) {
-    SlicedShared<CUT>& s = *reinterpret_cast<SlicedShared<CUT>*>(dynamic_shared());
-    Streaming<CUT> w(a, s, sums);
-    const int tiles = (a.tokens + TILE - 1) / TILE, step = gridDim.x / CUT::SLICES * CUT::WARPS;
-    int tile = blockIdx.x / CUT::SLICES * CUT::WARPS + w.warp;
-    launch_dependents();
-    w.load(0, tile, 0);
-    w.load(1, tile, 0);
-    keep_fn<CUT>(s, a.fn, w.slice * CUT::COLUMNS);
-    __syncthreads();
-    for (; tile < tiles; tile += step) w.run(tile, tile + step);
-    wait_for_prerequisites();  // the rows of the chunk before, which nothing here needs, end before this kernel does
-}
+struct Finisher {
+    const Args& a;
+    RingShared<CUT>& s;
+    const float* sums;
+    const int* finished;
+    const Turns turns;
+    const int team, thread;
 
-// Sums over slices in one fixed order, every lane of the warp with the number at `lane` of a slice.
-template <int SLICES>
-__device__ __forceinline__ float over_slices(const float* sums, size_t token, int lane) {
-    float part[SLICES], sum = 0;
-#pragma unroll
-    for (int q = 0; q < SLICES; q++) part[q] = lane <= 24 ? load_fresh(sums + (token * SLICES + q) * SUMS + lane) : 0;
-#pragma unroll
-    for (int q = 0; q < SLICES; q++) sum += part[q];
-    return sum;
-}
+    __device__ __forceinline__ Finisher(const Args& a, RingShared<CUT>& s, const float* sums, const int* finished)
+        : a(a), s(s), sums(sums), finished(finished), turns(a.tokens), team(threadIdx.x / TEAM - CUT::TEAMS),
+          thread(threadIdx.x % TEAM) {}
+
+    __device__ __forceinline__ void meet() { barrier_of(1 + CUT::TEAMS + team, TEAM); }
+
+    __device__ __forceinline__ void run() {
+        constexpr int OWN = KEPT / (CUT::ROW_TEAMS > 0 ? CUT::ROW_TEAMS : 1);
+        const int lane = thread & 31;
+        float(*kept)[KEPT_ROW] = s.kept + team * OWN;
+        int waiting = 0, oldest = team;  // tokens whose POST gates are due, the turn of the first
+        for (int turn = team; turn < turns.count; turn += CUT::ROW_TEAMS) {
+            const size_t token = (size_t)turns.tile(turn) * TILE + turns.slice;
+            if (token >= a.tokens) break;
+            if (lane == 0) wait_count(finished + turns.tile(turn), SLICES);
+            __syncwarp();
+            Mix<TEAM> row;
+            row.load((CUT::MODE == SEAM ? a.residual_out : a.residual) + token * STREAMS * HIDDEN, thread);
+            if (thread < 32) {
+                const float z = logit(a, over_slices(sums, token, lane));
+                if (lane < STREAMS) s.gates[team][lane] = pre_gate(a, z, lane);
+                else if (lane < STREAMS + GATES) kept[waiting][lane - STREAMS] = z;
+            }
+            meet();
+            const float square = row.mix(s.gates[team]);
+            if (lane == 0) s.squares[team][thread >> 5] = square;
+            meet();
+            row.store(a, s.squares[team], token, thread);
+            if (++waiting == OWN) finish(kept, waiting, oldest), waiting = 0, oldest = turn + CUT::ROW_TEAMS;
+        }
+        finish(kept, waiting, oldest);
+    }
+
+    // The first warp, which wrote the logits.
+    __device__ __forceinline__ void finish(const float (*kept)[KEPT_ROW], int waiting, int oldest) {
+        if (thread >= 32) return;
+        __syncwarp();
+        if (thread < waiting)
+            finish_gates(a, kept[thread], (size_t)turns.tile(oldest + thread * CUT::ROW_TEAMS) * TILE + turns.slice);
+        __syncwarp();
+    }
+};
 
 template <class CUT>
+__global__ void __launch_bounds__(CUT::THREADS, 1) ring_kernel(const Args a, float* sums, int* finished) {
+    RingShared<CUT>& s = *reinterpret_cast<RingShared<CUT>*>(dynamic_shared());
+    launch_dependents();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) barrier_init(&s.full[i]);
+        barrier_init_seen();
+    }
+    __syncthreads();
+    Maker<CUT> maker(a, s, sums, finished);
+    if (threadIdx.x < TEAM)
+        for (int turn = 0; turn < STAGES && turn < maker.turns.count; turn++) maker.ask(turn);
+    keep_fn<CUT>(s, a.fn, maker.turns.slice * COLUMNS);
+    __syncthreads();
+    if (threadIdx.x < CUT::TEAMS * TEAM) maker.run();
+    else if (CUT::ROW_TEAMS > 0) Finisher<CUT>(a, s, sums, finished).run();
+}
+
+// Behind a kernel without row teams: blocks of gates first, then a block a row.
+template <Mode M>
 __global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums) {
     constexpr int WARPS = MIXERS / 32;
-    __shared__ float logits[GATED][KEPT_ROW], gates[STREAMS], squares[WARPS];
+    __shared__ float logits[GATED][KEPT_ROW], squares[WARPS];
+    __shared__ float4 gates;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, of_gates = (a.tokens + GATED - 1) / GATED;
-    launch_dependents();
     wait_for_prerequisites();
     if (blockIdx.x < of_gates) {
         const size_t first = (size_t)blockIdx.x * GATED;
         for (int t = warp; t < GATED; t += WARPS) {
-            const float total = first + t < a.tokens ? over_slices<CUT::SLICES>(sums, first + t, lane) : 0;
-            const float r = rsqrtf(__shfl_sync(0xffffffffu, total, 24) / (STREAMS * HIDDEN) + a.rms_eps);
-            if (lane >= STREAMS && lane < STREAMS + GATES) logits[t][lane - STREAMS] = total * r;
+            const float z = logit(a, first + t < a.tokens ? over_slices(sums, first + t, lane) : 0);
+            if (lane >= STREAMS && lane < STREAMS + GATES) logits[t][lane - STREAMS] = z;
         }
         __syncthreads();
         if (warp == 0 && first + lane < a.tokens) finish_gates(a, logits[lane], first + lane);
         return;
     }
     const size_t token = a.tokens - 1 - (blockIdx.x - of_gates);  // the last written first: they are still in the L2 cache
-    const __nv_bfloat16* streams = (CUT::MODE == SEAM ? a.residual_out : a.residual) + token * STREAMS * HIDDEN + threadIdx.x * 8;
-    uint4 v[PIECES][STREAMS];
-#pragma unroll
-    for (int k = 0; k < PIECES; k++)
-#pragma unroll
-        for (int i = 0; i < STREAMS; i++) v[k][i] = load16_fresh(streams + i * HIDDEN + k * MIXERS * 8);
+    Mix<MIXERS> row;
+    row.load((M == SEAM ? a.residual_out : a.residual) + token * STREAMS * HIDDEN, threadIdx.x);
     if (warp == 0) {
-        const float total = over_slices<CUT::SLICES>(sums, token, lane);
-        const float r = rsqrtf(__shfl_sync(0xffffffffu, total, 24) / (STREAMS * HIDDEN) + a.rms_eps);
-        if (lane < STREAMS) gates[lane] = sigmoid(total * r * a.scale[0] + a.base[lane]) + a.hc_eps;
+        const float z = logit(a, over_slices(sums, token, lane));
+        if (lane < STREAMS) ((float*)&gates)[lane] = pre_gate(a, z, lane);
     }
     __syncthreads();
-    float g[STREAMS], square = 0;
-    *(float4*)g = make_float4(gates[0], gates[1], gates[2], gates[3]);
-    uint32_t out[PIECES][4];
-#pragma unroll
-    for (int k = 0; k < PIECES; k++)
-#pragma unroll
-        for (int p = 0; p < 4; p++) {
-            float lo = 0, hi = 0;
-#pragma unroll
-            for (int i = 0; i < STREAMS; i++) lo = fmaf(g[i], low(word(v[k][i], p)), lo), hi = fmaf(g[i], high(word(v[k][i], p)), hi);
-            out[k][p] = pack(lo, hi);
-            square = fmaf(low(out[k][p]), low(out[k][p]), square), square = fmaf(high(out[k][p]), high(out[k][p]), square);
-        }
-#pragma unroll
-    for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
+    const float square = row.mix((const float*)&gates);
     if (lane == 0) squares[warp] = square;
     __syncthreads();
-    square = 0;
-#pragma unroll
-    for (int q = 0; q < WARPS; q++) square += squares[q];
-    const float n = rsqrtf(square / HIDDEN + a.rms_eps);
-#pragma unroll
-    for (int k = 0; k < PIECES; k++) {
-        const int column = threadIdx.x * 8 + k * MIXERS * 8;
-        float w[8];
-        *(float4*)w = *(const float4*)(a.norm + column), *(float4*)(w + 4) = *(const float4*)(a.norm + column + 4);
-#pragma unroll
-        for (int p = 0; p < 4; p++) out[k][p] = pack(low(out[k][p]) * n * w[2 * p], high(out[k][p]) * n * w[2 * p + 1]);
-        *(uint4*)(a.input_out + token * HIDDEN + column) = make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]);
-    }
-}
-
-// At most `count` tokens from `first` on.
-Args from_token(const Args& a, size_t first, int count) {
-    Args part = a;
-    part.residual += first * STREAMS * HIDDEN, part.input_out += first * HIDDEN;
-    part.post_out += first * STREAMS, part.comb_out += first * STREAMS * STREAMS;
-    if (a.y != nullptr) {
-        part.y += first * HIDDEN, part.residual_out += first * STREAMS * HIDDEN;
-        part.post += first * STREAMS, part.comb += first * STREAMS * STREAMS;
-    }
-    part.tokens = a.tokens - (int)first < count ? a.tokens - (int)first : count;
-    return part;
-}
-
-// Both kernels of some tokens. early: the first may begin while the rows of the tokens before are still being finished.
-template <class CUT>
-cudaError_t launch_part(const Args& a, float* sums, int processors, bool early, cudaStream_t stream) {
-    const int tiles = (a.tokens + TILE - 1) / TILE, wanted = (tiles + CUT::WARPS - 1) / CUT::WARPS;
-    const int fit = processors * CUT::RESIDENT / CUT::SLICES, most = fit > 0 ? fit : 1;
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(CUT::SLICES * (wanted < most ? wanted : most));
-    config.blockDim = dim3(CUT::THREADS);
-    config.dynamicSmemBytes = sizeof(SlicedShared<CUT>);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
-    const cudaError_t error = cudaLaunchKernelEx(&config, slices_kernel<CUT>, a, sums);
-    if (error != cudaSuccess) return error;
-    config.gridDim = dim3(a.tokens + (a.tokens + GATED - 1) / GATED);
-    config.blockDim = dim3(MIXERS);
-    config.dynamicSmemBytes = 0;
-    config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, rows_kernel<CUT>, a, (const float*)sums);
+    row.store(a, squares, token, threadIdx.x);
 }
 
 template <class CUT>
-int launch(const Args& a, int chunk, float* sums, cudaStream_t stream) {
+cudaError_t launch(const Args& a, float* sums, int* finished, cudaStream_t stream) {
     static int processors = 0;
-    auto kernel = slices_kernel<CUT>;
+    auto kernel = ring_kernel<CUT>;
     if (processors == 0) {
-        static_assert(sizeof(SlicedShared<CUT>) <= 232448 / CUT::RESIDENT - (CUT::RESIDENT > 1 ? 1024 : 0), "shared memory of an SM");
+        static_assert(sizeof(RingShared<CUT>) <= 232448, "shared memory of an SM");
         int device = 0;
-        cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(SlicedShared<CUT>));
+        cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(RingShared<CUT>));
         if (error == cudaSuccess) error = cudaGetDevice(&device);
         if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
         if (error != cudaSuccess) return error;
     }
-    for (int first = 0; first < a.tokens; first += chunk) {
-        const Args part = from_token(a, first, chunk);
-        const cudaError_t error = launch_part<CUT>(part, sums + (size_t)first * CUT::SLICES * SUMS, processors, first > 0, stream);
+    const int tiles = (a.tokens + TILE - 1) / TILE, fit = processors / SLICES > 0 ? processors / SLICES : 1;
+    cudaLaunchAttribute attribute;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(SLICES * (tiles < fit ? tiles : fit));
+    config.blockDim = dim3(CUT::THREADS);
+    config.dynamicSmemBytes = sizeof(RingShared<CUT>);
+    config.stream = stream;
+    config.attrs = &attribute;
+    if (CUT::ROW_TEAMS > 0) {  // blocks wait for each other: all at once or not at all
+        const cudaError_t error = cudaMemsetAsync(finished, 0, tiles * sizeof(int), stream);
         if (error != cudaSuccess) return error;
+        attribute.id = cudaLaunchAttributeCooperative;
+        attribute.val.cooperative = 1;
+        config.numAttrs = 1;
+        return cudaLaunchKernelEx(&config, kernel, a, sums, finished);
     }
-    return cudaSuccess;
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, a, sums, finished);
+    if (error != cudaSuccess) return error;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3(a.tokens + (a.tokens + GATED - 1) / GATED);
+    config.blockDim = dim3(MIXERS);
+    config.dynamicSmemBytes = 0;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, rows_kernel<CUT::MODE>, a, (const float*)sums);
 }
 
-// chunk: tokens from one kernel to the next, so that new streams are read again from the L2 cache; 0: all. sums: fp32
-// [tokens, slices, 32]. Returns a cudaError_t; -1 for a mode or a number of slices that was not compiled.
-extern "C" int mhc_many_launch(int mode, int slices, int chunk, const Args* a, float* sums, void* stream) {
+// sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16 tokens. Returns a cudaError_t; -1 for a mode or
+// numbers of teams that were not compiled.
+extern "C" int mhc_many_launch(int mode, int teams, int rows, const Args* a, float* sums, void* stream) {
     cudaStream_t on = (cudaStream_t)stream;
-    if (chunk <= 0) chunk = a->tokens;
-    if (slices == 16 && mode == SEAM) return launch<Sliced<SEAM, 16>>(*a, chunk, sums, on);
-    if (slices == 8 && mode == SEAM) return launch<Sliced<SEAM, 8>>(*a, chunk, sums, on);
-    if (slices == 16 && mode == PRE) return launch<Sliced<PRE, 16>>(*a, chunk, sums, on);
-    if (slices == 8 && mode == PRE) return launch<Sliced<PRE, 8>>(*a, chunk, sums, on);
+    int* finished = (int*)(sums + (size_t)a->tokens * SLICES * SUMS);
+    if (mode == SEAM && teams == 3 && rows == 0) return launch<Ring<SEAM, 3, 0>>(*a, sums, finished, on);
+    if (mode == SEAM && teams == 3 && rows == 1) return launch<Ring<SEAM, 3, 1>>(*a, sums, finished, on);
+    if (mode == SEAM && teams == 2 && rows == 1) return launch<Ring<SEAM, 2, 1>>(*a, sums, finished, on);
+    if (mode == SEAM && teams == 2 && rows == 2) return launch<Ring<SEAM, 2, 2>>(*a, sums, finished, on);
+    if (mode == PRE && teams == 3 && rows == 0) return launch<Ring<PRE, 3, 0>>(*a, sums, finished, on);
+    if (mode == PRE && teams == 3 && rows == 1) return launch<Ring<PRE, 3, 1>>(*a, sums, finished, on);
+    if (mode == PRE && teams == 2 && rows == 1) return launch<Ring<PRE, 2, 1>>(*a, sums, finished, on);
+    if (mode == PRE && teams == 2 && rows == 2) return launch<Ring<PRE, 2, 2>>(*a, sums, finished, on);
     return -1;
 }
 

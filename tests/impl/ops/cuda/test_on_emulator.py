@@ -68,10 +68,8 @@ def acts(n):
 
 def tokens_of(variant):
     """A ragged last tile; for a cluster three tiles for its first chain, so that every buffer is used again."""
-    if "chunk" in variant:  # its own test has chunks small enough
-        return [33]
-    if "slices" in variant:  # more than one tile for one of a block's warps
-        return [16 * (128 // variant["slices"]) + 21]
+    if "teams" in variant:  # every stage twice, one of them a third time
+        return [16 * 6 + 5]
     return [16 * 2 * variant["chains"] + 5] if "cluster" in variant else [1, 17]
 
 
@@ -99,16 +97,7 @@ def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
     assert ctypes.c_int.in_dll(library, "emulator_clusters").value == 3
 
 
-@pytest.mark.parametrize(("op", "function"), [("mhc_seam", kernels.seam), ("mhc_pre", kernels.pre)])
-def test_chunks_of_tokens_give_the_same_bits(emulated, op, function):
-    """The last chunk is shorter than a tile."""
-    a = acts(3 * 32 + 5)
-    whole = mhc_cases.call(op, function, a, {"slices": 16})
-    parts = mhc_cases.call(op, function, a, {"slices": 16, "chunk": 32})
-    assert all(torch.equal(x, y) for x, y in zip(whole, parts, strict=True))
-
-
-@pytest.mark.parametrize("variant", [{"splits": 128}, {"slices": 8}, {"cluster": 16, "warps": 8, "chains": 2}])
+@pytest.mark.parametrize("variant", [{"splits": 128}, {"teams": 3, "rows": 0}, {"cluster": 16, "warps": 8, "chains": 2}])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
     a = acts(21)
     batch = kernels.seam(*a.all(), mhc_cases.weights()[0], **variant)

@@ -58,7 +58,15 @@ struct Block {
     char* base() { return (char*)(((uintptr_t)shared.data() + 127) & ~(uintptr_t)127); }
 };
 
+struct Sent {  // bytes on their way out
+    char* place;
+    const char* from;
+    uint32_t count;
+    std::vector<char> bytes;  // once they have been read
+};
+
 struct Thread {
+    std::vector<Sent> sent;
     ucontext_t context;
     std::vector<char> stack;
     Block* block;
@@ -204,13 +212,13 @@ inline uint32_t __float_as_uint(float v) { uint32_t u; memcpy(&u, &v, 4); return
 typedef int cudaError_t;
 typedef void* cudaStream_t;
 enum { cudaSuccess = 0, cudaErrorLaunchOutOfResources = 701 };
-enum { cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+enum { cudaLaunchAttributeCooperative = 2, cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
 struct cudaLaunchAttribute {
     int id;
     struct {
         struct { unsigned x, y, z; } clusterDim;
-        int programmaticStreamSerializationAllowed;
+        int programmaticStreamSerializationAllowed, cooperative;
     } val;
 };
 struct cudaLaunchConfig_t {
@@ -236,9 +244,13 @@ inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess;
 inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) { return *value = 8 * emulator_resident, cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulator"; }
 
+inline cudaError_t cudaMemsetAsync(void* place, int value, size_t bytes, cudaStream_t) { return memset(place, value, bytes), cudaSuccess; }
+
 template <class... Parameters, class... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Given... given) {
-    unsigned size = 1;
+    unsigned size = 1;  // blocks that run side by side
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        if (config->attrs[i].id == cudaLaunchAttributeCooperative) size = config->gridDim.x;
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) size = config->attrs[i].val.clusterDim.x;
     emulator_clusters = (int)(config->gridDim.x / size);

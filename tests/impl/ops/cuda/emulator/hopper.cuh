@@ -83,11 +83,34 @@ void send(T* place, uint64_t* barrier, int rank, T value) {
     settle(c);
 }
 
-inline void fetch(float* place, const float* from, uint32_t bytes, uint64_t* barrier) {
+// As early as it may be.
+inline void fetch(void* place, const void* from, uint32_t bytes, uint64_t* barrier) {
     if ((uintptr_t)place % 16 || (uintptr_t)from % 16 || bytes % 16) fprintf(stderr, "emulator: a fetch off 16 bytes\n"), abort();
     memcpy(place, from, bytes);
     count(barrier).bytes -= (int32_t)bytes;
     settle(count(barrier));
+}
+
+// As late as it may be: read when its thread waits for that, written when it waits for that.
+inline void send_off(void* place, const void* from, uint32_t bytes) {
+    if ((uintptr_t)place % 16 || (uintptr_t)from % 16 || bytes % 16) fprintf(stderr, "emulator: bytes sent off 16\n"), abort();
+    emulator::now->sent.push_back({(char*)place, (const char*)from, bytes, {}});
+}
+inline void close_sent() {}
+inline void wait_sent_read() {
+    for (auto& sent : emulator::now->sent)
+        if (sent.bytes.empty()) sent.bytes.assign(sent.from, sent.from + sent.count);
+}
+inline void wait_sent() {
+    wait_sent_read();
+    for (auto& sent : emulator::now->sent) memcpy(sent.place, sent.bytes.data(), sent.count);
+    emulator::now->sent.clear();
+}
+inline void fence_copies() {}
+
+inline void count_up(int* count) { ++*count; }
+inline void wait_count(const int* count, int wanted) {
+    emulator::wait_for("a count", [&] { return *count >= wanted; });
 }
 
 inline float reciprocal(float v) { return 1.0f / v; }
