@@ -148,6 +148,13 @@ __device__ __forceinline__ void send_off(void* place, const void* from, uint32_t
                  ::"l"(place), "r"(shared_address(from)), "r"(bytes) : "memory");
 }
 
+// One lane of a whole warp, the same one each time; the compiler knows then that what it gives to the copy engine is the warp's.
+__device__ __forceinline__ bool elected() {
+    uint32_t yes;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(yes));
+    return yes != 0;
+}
+
 __device__ __forceinline__ void close_sent() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // Until all that this thread has sent off and closed has been read from shared memory; until it is where it goes.
@@ -160,10 +167,15 @@ __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async
 // A count in global memory between blocks: who has seen it sees all that was written before it was raised.
 __device__ __forceinline__ void count_up(int* count) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory"); }
 
+// Looks, gives way, and looks again; what makes the writes before the count visible comes once, at the end.
 __device__ __forceinline__ void wait_count(const int* count, int wanted) {
     int found;
-    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
-    while (found < wanted);
+    while (true) {
+        asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
+        if (found >= wanted) break;
+        __nanosleep(64);
+    }
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 __device__ __forceinline__ float reciprocal(float v) {

@@ -1,8 +1,8 @@
 """mHC on Hopper in CUDA C++: the seam, PRE, the heads, POST and its mean (`mhc*.cu`).
 
-Many tokens go to blocks that stay and read their streams once, or to thread-block clusters that do; few go to two kernels
-that use the whole card. Outputs may alias inputs at any number of tokens: what another block has written is read only
-once that block has told.
+Many tokens go to blocks that stay and read their streams once, or to thread-block clusters that do; few go to two
+kernels that use the whole card. Outputs may alias inputs at any number of tokens: what another block has written is
+read only once that block has told.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def seam(
 ) -> SeamOutput:  # fmt: skip
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
-    tuning: `splits` of the columns for few tokens; `teams` that make streams and `rows` teams that finish them (0: a second
-    kernel does) for many; or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
+    tuning: `splits` of the columns for few tokens; `teams` that make streams and `rows` teams that finish them (0: a
+    second kernel does) for many; or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out

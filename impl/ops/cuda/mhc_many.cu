@@ -100,7 +100,7 @@ struct Mix {
         return square;
     }
 
-    __device__ __forceinline__ void store(const Args& a, const float* squares, size_t token, int thread) {
+    __device__ __forceinline__ void store(const Args& a, const float (&w)[PIECES][8], const float* squares, size_t token, int thread) {
         float square = 0;
 #pragma unroll
         for (int q = 0; q < THREADS / 32; q++) square += squares[q];
@@ -108,14 +108,20 @@ struct Mix {
 #pragma unroll
         for (int k = 0; k < PIECES; k++) {
             const int column = (k * THREADS + thread) * 8;
-            float w[8];
-            *(float4*)w = *(const float4*)(a.norm + column), *(float4*)(w + 4) = *(const float4*)(a.norm + column + 4);
 #pragma unroll
-            for (int p = 0; p < 4; p++) out[k][p] = pack(low(out[k][p]) * n * w[2 * p], high(out[k][p]) * n * w[2 * p + 1]);
+            for (int p = 0; p < 4; p++) out[k][p] = pack(low(out[k][p]) * n * w[k][2 * p], high(out[k][p]) * n * w[k][2 * p + 1]);
             *(uint4*)(a.input_out + token * HIDDEN + column) = make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]);
         }
     }
 };
+
+template <int THREADS>
+__device__ __forceinline__ void load_norm(float (&w)[Mix<THREADS>::PIECES][8], const Args& a, int thread) {
+#pragma unroll
+    for (int k = 0; k < Mix<THREADS>::PIECES; k++)
+#pragma unroll
+        for (int q = 0; q < 2; q++) *(float4*)(w[k] + 4 * q) = *(const float4*)(a.norm + (k * THREADS + thread) * 8 + 4 * q);
+}
 
 template <class CUT>
 struct Maker {
@@ -130,32 +136,44 @@ struct Maker {
 
     __device__ __forceinline__ Maker(const Args& a, RingShared<CUT>& s, float* sums, int* finished)
         : a(a), s(s), sums(sums), finished(finished), turns(a.tokens), team(threadIdx.x / TEAM), thread(threadIdx.x % TEAM),
-          warp(thread >> 5), lane(thread & 31), quad(lane & 3) {}
+          warp(__shfl_sync(0xffffffffu, thread >> 5, 0)), lane(thread & 31), quad(lane & 3) {}
 
     // The tile's token of a lane's half h: lanes 8n .. 8n + 7, which read at once, have tokens n and n + 4.
     __device__ __forceinline__ int token(int h) const { return (lane >> 3) + (lane >> 2 & 1) * 4 + h * 8; }
 
-    __device__ __forceinline__ bool copies() const { return thread < STREAMS * TILE; }  // thread t moves row t of streams
-
+    // Rows of stream `warp` are moved by this warp's first lane: the same one each time, which alone knows when they left.
     __device__ __forceinline__ size_t row_of_streams(int first) const {
-        return ((size_t)(first + thread % TILE) * STREAMS + thread / TILE) * HIDDEN + turns.slice * COLUMNS;
+        return ((size_t)first * STREAMS + warp) * HIDDEN + turns.slice * COLUMNS;
     }
 
-    // Asks for a turn's tile. Threads of one team, each of which has seen its own rows of the stage leave.
+    // Asks for a turn's tile, of which each warp of a team asks for a part. Whoever sent a row off asks for the next one.
     __device__ __forceinline__ void ask(int turn) {
         const int stage = turn % STAGES, first = turns.tile(turn) * TILE;
         const int live = a.tokens - first < TILE ? a.tokens - first : TILE;
         uint64_t* full = &s.full[stage];
-        if (copies() && thread % TILE < live) fetch(s.tile[stage][thread], a.residual + row_of_streams(first), COLUMNS * 2, full);
-        if (MODE == SEAM && !copies() && thread - STREAMS * TILE < live)
-            fetch(s.tile[stage][thread], a.y + (size_t)(first + thread % TILE) * HIDDEN + turns.slice * COLUMNS, COLUMNS * 2, full);
-        if (thread == TEAM - 1) {
-            if (MODE == SEAM) {
-                fetch(s.post[stage], a.post + (size_t)first * 4, live * 16, full);
-                fetch(s.comb[stage], a.comb + (size_t)first * 16, live * 64, full);
-            }
-            barrier_expect(full, live * (MODE == SEAM ? (STREAMS + 1) * COLUMNS * 2 + 80 : STREAMS * COLUMNS * 2));
+        if (!elected()) return;
+        const __nv_bfloat16* streams = a.residual + row_of_streams(first);
+        for (int t = 0; t < live; t++) fetch(s.tile[stage][warp * TILE + t], streams + (size_t)t * STREAMS * HIDDEN, COLUMNS * 2, full);
+        if (MODE == SEAM) {
+            const __nv_bfloat16* y = a.y + (size_t)first * HIDDEN + turns.slice * COLUMNS;
+            for (int t = warp; t < live; t += TEAM / 32)
+                fetch(s.tile[stage][STREAMS * TILE + t], y + (size_t)t * HIDDEN, COLUMNS * 2, full);
         }
+        if (warp != 0) return;
+        if (MODE == SEAM) {
+            fetch(s.post[stage], a.post + (size_t)first * 4, live * 16, full);
+            fetch(s.comb[stage], a.comb + (size_t)first * 16, live * 64, full);
+        }
+        barrier_expect(full, live * (MODE == SEAM ? (STREAMS + 1) * COLUMNS * 2 + 80 : STREAMS * COLUMNS * 2));
+    }
+
+    // Sends off a tile's new streams, written and fenced by the whole team.
+    __device__ __forceinline__ void send(int stage, int first) {
+        if (MODE != SEAM || !elected()) return;
+        const int live = a.tokens - first < TILE ? a.tokens - first : TILE;
+        __nv_bfloat16* streams = a.residual_out + row_of_streams(first);
+        for (int t = 0; t < live; t++) send_off(streams + (size_t)t * STREAMS * HIDDEN, s.tile[stage][warp * TILE + t], COLUMNS * 2);
+        close_sent();
     }
 
     // New streams of one half of the tile's tokens in vLLM's rounding order, in their places; PRE's are what came. Rows past
@@ -269,9 +287,7 @@ struct Maker {
             meet();
             if (last >= 0) tell(last);
             last = turn;
-            if (MODE == SEAM && copies() && first + thread % TILE < a.tokens)
-                send_off(a.residual_out + row_of_streams(first), s.tile[stage][thread], COLUMNS * 2);
-            close_sent();
+            send(stage, first);
             write_sums(stage, first);
             meet();  // all parts have been read
             if (turn + STAGES < turns.count) {
@@ -304,12 +320,14 @@ struct Finisher {
         constexpr int OWN = KEPT / (CUT::ROW_TEAMS > 0 ? CUT::ROW_TEAMS : 1);
         const int lane = thread & 31;
         float(*kept)[KEPT_ROW] = s.kept + team * OWN;
+        float norm[Mix<TEAM>::PIECES][8];  // kept: to see a count raised empties the first-level cache
+        load_norm<TEAM>(norm, a, thread);
         int waiting = 0, oldest = team;  // tokens whose POST gates are due, the turn of the first
         for (int turn = team; turn < turns.count; turn += CUT::ROW_TEAMS) {
             const size_t token = (size_t)turns.tile(turn) * TILE + turns.slice;
             if (token >= a.tokens) break;
-            if (lane == 0) wait_count(finished + turns.tile(turn), SLICES);
-            __syncwarp();
+            if (thread == 0) wait_count(finished + turns.tile(turn), SLICES);
+            meet();
             Mix<TEAM> row;
             row.load((CUT::MODE == SEAM ? a.residual_out : a.residual) + token * STREAMS * HIDDEN, thread);
             if (thread < 32) {
@@ -321,7 +339,7 @@ struct Finisher {
             const float square = row.mix(s.gates[team]);
             if (lane == 0) s.squares[team][thread >> 5] = square;
             meet();
-            row.store(a, s.squares[team], token, thread);
+            row.store(a, norm, s.squares[team], token, thread);
             if (++waiting == OWN) finish(kept, waiting, oldest), waiting = 0, oldest = turn + CUT::ROW_TEAMS;
         }
         finish(kept, waiting, oldest);
@@ -383,8 +401,10 @@ __global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const flo
     __syncthreads();
     const float square = row.mix((const float*)&gates);
     if (lane == 0) squares[warp] = square;
+    float norm[Mix<MIXERS>::PIECES][8];
+    load_norm<MIXERS>(norm, a, threadIdx.x);
     __syncthreads();
-    row.store(a, squares, token, threadIdx.x);
+    row.store(a, norm, squares, token, threadIdx.x);
 }
 
 template <class CUT>
