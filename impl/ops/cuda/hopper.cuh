@@ -141,40 +141,26 @@ __device__ __forceinline__ void fetch(void* place, const void* from, uint32_t by
                  ::"r"(shared_address(place)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
-// Bytes from this block's shared memory to global by the copy engine. Behind this thread's fence_copies, or that of others
-// and a barrier.
-__device__ __forceinline__ void send_off(void* place, const void* from, uint32_t bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-                 ::"l"(place), "r"(shared_address(from)), "r"(bytes) : "memory");
+// 16 bytes from global to shared memory past registers; the rest of the line comes to the second-level cache. Seen by this
+// thread after wait_copies, by others after a barrier behind that.
+__device__ __forceinline__ void copy16(void* place, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(place)), "l"(from) : "memory");
 }
 
-// One lane of a whole warp, the same one each time; the compiler knows then that what it gives to the copy engine is the warp's.
-__device__ __forceinline__ bool elected() {
-    uint32_t yes;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(yes));
-    return yes != 0;
-}
-
-__device__ __forceinline__ void close_sent() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-// Until all that this thread has sent off and closed has been read from shared memory; until it is where it goes.
-__device__ __forceinline__ void wait_sent_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-__device__ __forceinline__ void wait_sent() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-
-// What this thread has written to shared memory is seen by copies that are asked for from here on.
-__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // A count in global memory between blocks: who has seen it sees all that was written before it was raised.
 __device__ __forceinline__ void count_up(int* count) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory"); }
 
-// Looks, gives way, and looks again; what makes the writes before the count visible comes once, at the end.
-__device__ __forceinline__ void wait_count(const int* count, int wanted) {
+__device__ __forceinline__ int look(const int* count) {
     int found;
-    while (true) {
-        asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
-        if (found >= wanted) break;
-        __nanosleep(64);
-    }
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
+    return found;
+}
+
+// Until the count, last seen as `found`, is what is wanted; what makes the writes before it visible comes once, at the end.
+__device__ __forceinline__ void wait_count(const int* count, int found, int wanted) {
+    for (; found < wanted; found = look(count)) __nanosleep(64);
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 

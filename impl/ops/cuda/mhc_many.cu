@@ -1,22 +1,21 @@
 // mHC seam and PRE for many tokens on Hopper, by blocks that stay: each owns HIDDEN / SLICES columns of all streams.
 //
-// A block keeps fn of its columns in shared memory and three tiles of 16 tokens beside it, which come and go by bulk
-// copies. Teams of four warps take a tile in turn: they make the new streams in their place, send them off, sum their
-// products with fn in registers and, over the warps, in the tile's place of y. What waits for memory is the copy engine.
-// Row teams of the same block finish tokens whose sums have come from all blocks of their columns (a count a tile in global
-// memory): PRE gates, mix and norm over the whole row, read from the second-level cache where it was just written, so
-// that the card's memory moves every byte once; POST gates and Sinkhorn of some tokens at once, a lane a token. Teams never
-// wait for row teams; that all blocks run at once is asked of the launch. Without row teams (`rows` 0) a second kernel
-// finishes the rows. Every element is read and overwritten by the same block, and y is dead when layer inputs are
-// written, so outputs may alias inputs.
+// A block keeps fn of its columns in shared memory and a tile of 16 tokens for each of its teams of four warps. A warp has
+// 64 columns of the tile to itself, which come by asynchronous copies: it makes the new streams, asks for the team's next tile
+// in their place, writes them, and sums their products with fn in registers. The team adds its warps' sums in the place of y.
+// A row team of the same block finishes tokens whose sums have come from all blocks of their columns (a count a tile in
+// global memory): PRE gates, mix and norm over the whole row, read from the second-level cache where it was just
+// written, so that the card's memory moves every byte once; POST gates and Sinkhorn of some tokens at once, a lane a token.
+// Teams never wait for row teams; that all blocks run at once is asked of the launch. Without a row team (`rows` 0) a
+// second kernel finishes the rows. Every element is read and overwritten by the same thread's warp, and y is dead when
+// layer inputs are written, so outputs may alias inputs.
 
 #include "mhc_parts.cuh"
 
 constexpr int SLICES = 16, COLUMNS = HIDDEN / SLICES;
-constexpr int SUMS = 32;                                   // a token's sums of one slice, padded: 24 products, then squares
-constexpr int STAGES = 3, TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of a warp
-constexpr int ROWS = (STREAMS + 1) * TILE;                 // of a tile: four streams, then y
-constexpr int ROW = COLUMNS * 2 + 16;                      // bytes: rows t and t + 4 lie half of the banks apart
+constexpr int SUMS = 32;                       // a token's sums of one slice, padded: 24 products, then squares
+constexpr int TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of a warp
+constexpr int ROWS = (STREAMS + 1) * TILE;     // of a tile: four streams, then y
 constexpr int MIXERS = 256;                                // threads of the second kernel
 constexpr int GATED = 32;                                  // tokens of one block of gates there
 
@@ -30,10 +29,9 @@ struct Ring {
 template <class CUT>
 struct RingShared {
     uint4 fn[CUT::GROUPS * STREAMS * CUT::OUTPUTS / 8][2][32];
-    char tile[STAGES][ROWS][ROW];
-    float post[STAGES][TILE][4], comb[STAGES][TILE][16];
-    float gates[2][STREAMS], squares[2][TEAM / 32];  // of the tokens at hand of row teams
-    uint64_t full[STAGES];                           // a tile's bytes have come
+    uint4 tile[CUT::TEAMS][TEAM / 32][ROWS][WIDTH / 8];  // by warps; places of a row's pieces: `piece_at`
+    float post[CUT::TEAMS][TILE][4], comb[CUT::TEAMS][TILE][16];
+    float gates[STREAMS], squares[TEAM / 32];  // of the row team's token
     float kept[KEPT][KEPT_ROW];
 };
 
@@ -123,6 +121,9 @@ __device__ __forceinline__ void load_norm(float (&w)[Mix<THREADS>::PIECES][8], c
         for (int q = 0; q < 2; q++) *(float4*)(w[k] + 4 * q) = *(const float4*)(a.norm + (k * THREADS + thread) * 8 + 4 * q);
 }
 
+// Where a row's piece of 16 bytes lies. Lanes that read at once have rows t and t + 4, which lie half of the banks apart.
+__device__ __forceinline__ int piece_at(int row, int piece) { return piece ^ (row & 7); }
+
 template <class CUT>
 struct Maker {
     static constexpr Mode MODE = CUT::MODE;
@@ -132,71 +133,59 @@ struct Maker {
     float* sums;
     int* finished;
     const Turns turns;
-    const int team, thread, warp, lane, quad;
+    const int team, thread, warp, lane, quad, columns;
 
     __device__ __forceinline__ Maker(const Args& a, RingShared<CUT>& s, float* sums, int* finished)
         : a(a), s(s), sums(sums), finished(finished), turns(a.tokens), team(threadIdx.x / TEAM), thread(threadIdx.x % TEAM),
-          warp(__shfl_sync(0xffffffffu, thread >> 5, 0)), lane(thread & 31), quad(lane & 3) {}
+          warp(thread >> 5), lane(thread & 31), quad(lane & 3), columns(turns.slice * COLUMNS + warp * WIDTH) {}
+
+    __device__ __forceinline__ int first(int turn) const { return turns.tile(turn) * TILE; }
 
     // The tile's token of a lane's half h: lanes 8n .. 8n + 7, which read at once, have tokens n and n + 4.
     __device__ __forceinline__ int token(int h) const { return (lane >> 3) + (lane >> 2 & 1) * 4 + h * 8; }
 
-    // Rows of stream `warp` are moved by this warp's first lane: the same one each time, which alone knows when they left.
-    __device__ __forceinline__ size_t row_of_streams(int first) const {
-        return ((size_t)first * STREAMS + warp) * HIDDEN + turns.slice * COLUMNS;
+    // The warp asks for its own columns of four rows, 8 lanes a row: `row` of the tile is the one of lanes 0 .. 7.
+    __device__ __forceinline__ void ask_rows(const __nv_bfloat16* from, int first, int row, int stride) {
+        const int mine = row + (lane >> 3), token = mine % TILE, piece = lane & 7;
+        if (first + token < a.tokens)
+            copy16(&s.tile[team][warp][mine][piece_at(mine, piece)], from + (size_t)(first + token) * stride + columns + piece * 8);
     }
 
-    // Asks for a turn's tile, of which each warp of a team asks for a part. Whoever sent a row off asks for the next one.
-    __device__ __forceinline__ void ask(int turn) {
-        const int stage = turn % STAGES, first = turns.tile(turn) * TILE;
-        const int live = a.tokens - first < TILE ? a.tokens - first : TILE;
-        uint64_t* full = &s.full[stage];
-        if (!elected()) return;
-        const __nv_bfloat16* streams = a.residual + row_of_streams(first);
-        for (int t = 0; t < live; t++) fetch(s.tile[stage][warp * TILE + t], streams + (size_t)t * STREAMS * HIDDEN, COLUMNS * 2, full);
-        if (MODE == SEAM) {
-            const __nv_bfloat16* y = a.y + (size_t)first * HIDDEN + turns.slice * COLUMNS;
-            for (int t = warp; t < live; t += TEAM / 32)
-                fetch(s.tile[stage][STREAMS * TILE + t], y + (size_t)t * HIDDEN, COLUMNS * 2, full);
-        }
-        if (warp != 0) return;
-        if (MODE == SEAM) {
-            fetch(s.post[stage], a.post + (size_t)first * 4, live * 16, full);
-            fetch(s.comb[stage], a.comb + (size_t)first * 16, live * 64, full);
-        }
-        barrier_expect(full, live * (MODE == SEAM ? (STREAMS + 1) * COLUMNS * 2 + 80 : STREAMS * COLUMNS * 2));
+    __device__ __forceinline__ void ask_streams(int first) {
+#pragma unroll
+        for (int row = 0; row < STREAMS * TILE; row += 4) ask_rows(a.residual + row / TILE * HIDDEN, first, row, STREAMS * HIDDEN);
     }
 
-    // Sends off a tile's new streams, written and fenced by the whole team.
-    __device__ __forceinline__ void send(int stage, int first) {
-        if (MODE != SEAM || !elected()) return;
-        const int live = a.tokens - first < TILE ? a.tokens - first : TILE;
-        __nv_bfloat16* streams = a.residual_out + row_of_streams(first);
-        for (int t = 0; t < live; t++) send_off(streams + (size_t)t * STREAMS * HIDDEN, s.tile[stage][warp * TILE + t], COLUMNS * 2);
-        close_sent();
+    __device__ __forceinline__ void ask_y(int first) {
+        if (MODE == PRE) return;
+#pragma unroll
+        for (int row = 0; row < TILE; row += 4) ask_rows(a.y, first, STREAMS * TILE + row, HIDDEN);
     }
 
-    // New streams of one half of the tile's tokens in vLLM's rounding order, in their places; PRE's are what came. Rows past
-    // the last token are left alone: nothing was asked for there, so what was sent off from them may still be read.
-    __device__ __forceinline__ void make(uint32_t (&v)[STREAMS][4], int h, int stage, int first, int column) {
-        const int t = token(h);
-        uint4* place[STREAMS];
+    __device__ __forceinline__ void ask_gates(int first) {
+        if (MODE == PRE) return;
+        if (thread < TILE && first + thread < a.tokens) copy16(s.post[team][thread], a.post + (size_t)(first + thread) * 4);
+        if (thread < TILE * 4 && first + thread / 4 < a.tokens)
+            copy16((float4*)s.comb[team] + thread, a.comb + (size_t)first * 16 + thread * 4);
+    }
+
+    // New streams of one half of the tile's tokens in vLLM's rounding order; PRE's are what came.
+    __device__ __forceinline__ void make(uint32_t (&v)[STREAMS][4], int h, int group) {
+        const int t = token(h), at = piece_at(t, group * 4 + quad);
+        const uint4(*rows)[WIDTH / 8] = s.tile[team][warp];
         uint4 r[STREAMS];
 #pragma unroll
-        for (int i = 0; i < STREAMS; i++) {
-            place[i] = (uint4*)(s.tile[stage][i * TILE + t] + column * 2);
-            r[i] = *place[i];
-        }
+        for (int i = 0; i < STREAMS; i++) r[i] = rows[i * TILE + t][at];
         if (MODE == PRE) {
 #pragma unroll
             for (int i = 0; i < STREAMS; i++) v[i][0] = r[i].x, v[i][1] = r[i].y, v[i][2] = r[i].z, v[i][3] = r[i].w;
             return;
         }
-        const uint4 y = *(const uint4*)(s.tile[stage][STREAMS * TILE + t] + column * 2);
+        const uint4 y = rows[STREAMS * TILE + t][at];
         float post[4], comb[16];
-        *(float4*)post = *(const float4*)s.post[stage][t];
+        *(float4*)post = *(const float4*)s.post[team][t];
 #pragma unroll
-        for (int q = 0; q < 4; q++) *(float4*)(comb + 4 * q) = *(const float4*)&s.comb[stage][t][4 * q];
+        for (int q = 0; q < 4; q++) *(float4*)(comb + 4 * q) = *(const float4*)&s.comb[team][t][4 * q];
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             const uint32_t old[4] = {word(r[0], p), word(r[1], p), word(r[2], p), word(r[3], p)};
@@ -206,9 +195,14 @@ struct Maker {
                 v[j][p] = new_pair(post[j], c, word(y, p), old);
             }
         }
-        if (first + t >= a.tokens) return;
+    }
+
+    __device__ __forceinline__ void write(const uint32_t (&v)[STREAMS][4], int h, int first, int group) {
+        const int token = first + this->token(h);
+        if (MODE == PRE || token >= a.tokens) return;
+        __nv_bfloat16* out = a.residual_out + (size_t)token * STREAMS * HIDDEN + columns + group * 32 + quad * 8;
 #pragma unroll
-        for (int j = 0; j < STREAMS; j++) *place[j] = make_uint4(v[j][0], v[j][1], v[j][2], v[j][3]);
+        for (int j = 0; j < STREAMS; j++) *(uint4*)(out + j * HIDDEN) = make_uint4(v[j][0], v[j][1], v[j][2], v[j][3]);
     }
 
     __device__ __forceinline__ void add_products(float (&d)[N][4], float (&e)[2][4], const uint32_t (&v)[2][STREAMS][4], int group) {
@@ -232,75 +226,75 @@ struct Maker {
         }
     }
 
-    // A warp's sums of a token lie where its columns of y were.
-    __device__ __forceinline__ float* part(int stage, int token, int warp) {
-        return (float*)(s.tile[stage][STREAMS * TILE + token] + warp * WIDTH * 2);
+    // Four of a warp's sums of a token, where its columns of y were.
+    __device__ __forceinline__ float* part(int warp, int token, int four) {
+        return (float*)&s.tile[team][warp][STREAMS * TILE + token][piece_at(token, four)];
     }
 
-    __device__ __forceinline__ void sum_up(int stage, int first) {
+    // The warp's sums over its columns of one tile. next: the first token of the team's next one, -1 for none.
+    __device__ __forceinline__ void sum_up(int first, int next) {
         float d[N][4] = {}, e[2][4] = {};  // e: tokens with tokens, of which the diagonal is their sums of squares
 #pragma unroll 1
-        for (int g = 0; g < WIDTH / 32; g++) {
+        for (int group = 0; group < WIDTH / 32; group++) {
             uint32_t v[2][STREAMS][4];
-            const int group = warp * (WIDTH / 32) + g;
-            make(v[0], 0, stage, first, group * 32 + quad * 8);
-            make(v[1], 1, stage, first, group * 32 + quad * 8);
-            add_products(d, e, v, group);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                make(v[h], h, group);
+                write(v[h], h, first, group);
+            }
+            if (group == WIDTH / 32 - 1) {
+                __syncwarp();  // all lanes have read their rows
+                if (next >= 0) ask_streams(next);
+            }
+            add_products(d, e, v, warp * (WIDTH / 32) + group);
         }
-        __syncwarp();  // all lanes have read y
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float* out = part(stage, token(h), warp);
 #pragma unroll
-            for (int n = 0; n < N; n++) *(float2*)(out + n * 8 + quad * 2) = make_float2(d[n][2 * h], d[n][2 * h + 1]);
-            if (quad == lane >> 3) out[24] = lane >> 2 & 1 ? e[h][2 * h + 1] : e[h][2 * h];
+            for (int n = 0; n < N; n++)
+                *(float2*)(part(warp, token(h), n * 2 + (quad >> 1)) + (quad & 1) * 2) = make_float2(d[n][2 * h], d[n][2 * h + 1]);
+            if (quad == lane >> 3) *part(warp, token(h), 6) = lane >> 2 & 1 ? e[h][2 * h + 1] : e[h][2 * h];
         }
     }
 
-    __device__ __forceinline__ void write_sums(int stage, int first) {
-        const int t = thread / 8, at = thread % 8 * 4;
-        if (first + t >= a.tokens || at > 24) return;
-        float4 sum = *(const float4*)(part(stage, t, 0) + at);
+    __device__ __forceinline__ void write_sums(int first) {
+        const int t = thread / 8, four = thread % 8;
+        if (first + t >= a.tokens || four > 6) return;
+        float4 sum = *(const float4*)part(0, t, four);
 #pragma unroll
         for (int w = 1; w < 4; w++) {
-            const float4 more = *(const float4*)(part(stage, t, w) + at);
+            const float4 more = *(const float4*)part(w, t, four);
             sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
         }
-        *(float4*)(sums + ((size_t)(first + t) * SLICES + turns.slice) * SUMS + at) = sum;
+        *(float4*)(sums + ((size_t)(first + t) * SLICES + turns.slice) * SUMS + four * 4) = sum;
     }
 
     __device__ __forceinline__ void meet() { barrier_of(1 + team, TEAM); }
 
-    // All that the team has written for a tile has come to where other blocks read it; told by its first thread.
-    __device__ __forceinline__ void tell(int turn) {
-        if (CUT::ROW_TEAMS > 0 && thread == 0) count_up(finished + turns.tile(turn));
+    __device__ __forceinline__ void ask_first() {
+        if (team >= turns.count) return;
+        ask_streams(first(team));
+        ask_y(first(team));
+        ask_gates(first(team));
     }
 
     __device__ __forceinline__ void run() {
-        int last = -1;
         for (int turn = team; turn < turns.count; turn += CUT::TEAMS) {
-            const int stage = turn % STAGES, first = turns.tile(turn) * TILE;
-            barrier_wait(&s.full[stage], turn / STAGES & 1);
-            sum_up(stage, first);
-            fence_copies();
-            wait_sent();  // the tile before
-            meet();
-            if (last >= 0) tell(last);
-            last = turn;
-            send(stage, first);
-            write_sums(stage, first);
+            const int next = turn + CUT::TEAMS < turns.count ? first(turn + CUT::TEAMS) : -1;
+            wait_copies();
+            meet();  // all copies of the tile have come
+            sum_up(first(turn), next);
+            meet();  // all parts have been written, all gates read
+            write_sums(first(turn));
+            if (next >= 0) ask_gates(next);
             meet();  // all parts have been read
-            if (turn + STAGES < turns.count) {
-                wait_sent_read();
-                ask(turn + STAGES);
-            }
+            if (next >= 0) ask_y(next);
+            if (CUT::ROW_TEAMS > 0 && thread == 0) count_up(finished + turns.tile(turn));  // what the team has written is seen first
         }
-        wait_sent();
-        meet();
-        if (last >= 0) tell(last);
     }
 };
 
+// The row team: of every tile the token that has the slice's number.
 template <class CUT>
 struct Finisher {
     const Args& a;
@@ -308,49 +302,47 @@ struct Finisher {
     const float* sums;
     const int* finished;
     const Turns turns;
-    const int team, thread;
+    const int thread;
 
     __device__ __forceinline__ Finisher(const Args& a, RingShared<CUT>& s, const float* sums, const int* finished)
-        : a(a), s(s), sums(sums), finished(finished), turns(a.tokens), team(threadIdx.x / TEAM - CUT::TEAMS),
-          thread(threadIdx.x % TEAM) {}
+        : a(a), s(s), sums(sums), finished(finished), turns(a.tokens), thread(threadIdx.x % TEAM) {}
 
-    __device__ __forceinline__ void meet() { barrier_of(1 + CUT::TEAMS + team, TEAM); }
+    __device__ __forceinline__ void meet() { barrier_of(1 + CUT::TEAMS, TEAM); }
 
     __device__ __forceinline__ void run() {
-        constexpr int OWN = KEPT / (CUT::ROW_TEAMS > 0 ? CUT::ROW_TEAMS : 1);
         const int lane = thread & 31;
-        float(*kept)[KEPT_ROW] = s.kept + team * OWN;
         float norm[Mix<TEAM>::PIECES][8];  // kept: to see a count raised empties the first-level cache
         load_norm<TEAM>(norm, a, thread);
-        int waiting = 0, oldest = team;  // tokens whose POST gates are due, the turn of the first
-        for (int turn = team; turn < turns.count; turn += CUT::ROW_TEAMS) {
+        int waiting = 0, oldest = 0;  // tokens whose POST gates are due, the turn of the first
+        int seen = 0;                 // of the count of the turn at hand, looked at a turn before
+        for (int turn = 0; turn < turns.count; turn++) {
             const size_t token = (size_t)turns.tile(turn) * TILE + turns.slice;
             if (token >= a.tokens) break;
-            if (thread == 0) wait_count(finished + turns.tile(turn), SLICES);
+            if (thread == 0) wait_count(finished + turns.tile(turn), seen, SLICES);
             meet();
             Mix<TEAM> row;
             row.load((CUT::MODE == SEAM ? a.residual_out : a.residual) + token * STREAMS * HIDDEN, thread);
+            if (thread == 0 && turn + 1 < turns.count) seen = look(finished + turns.tile(turn + 1));
             if (thread < 32) {
                 const float z = logit(a, over_slices(sums, token, lane));
-                if (lane < STREAMS) s.gates[team][lane] = pre_gate(a, z, lane);
-                else if (lane < STREAMS + GATES) kept[waiting][lane - STREAMS] = z;
+                if (lane < STREAMS) s.gates[lane] = pre_gate(a, z, lane);
+                else if (lane < STREAMS + GATES) s.kept[waiting][lane - STREAMS] = z;
             }
             meet();
-            const float square = row.mix(s.gates[team]);
-            if (lane == 0) s.squares[team][thread >> 5] = square;
+            const float square = row.mix(s.gates);
+            if (lane == 0) s.squares[thread >> 5] = square;
             meet();
-            row.store(a, norm, s.squares[team], token, thread);
-            if (++waiting == OWN) finish(kept, waiting, oldest), waiting = 0, oldest = turn + CUT::ROW_TEAMS;
+            row.store(a, norm, s.squares, token, thread);
+            if (++waiting == KEPT) finish(waiting, oldest), waiting = 0, oldest = turn + 1;
         }
-        finish(kept, waiting, oldest);
+        finish(waiting, oldest);
     }
 
     // The first warp, which wrote the logits.
-    __device__ __forceinline__ void finish(const float (*kept)[KEPT_ROW], int waiting, int oldest) {
+    __device__ __forceinline__ void finish(int waiting, int oldest) {
         if (thread >= 32) return;
         __syncwarp();
-        if (thread < waiting)
-            finish_gates(a, kept[thread], (size_t)turns.tile(oldest + thread * CUT::ROW_TEAMS) * TILE + turns.slice);
+        if (thread < waiting) finish_gates(a, s.kept[thread], (size_t)turns.tile(oldest + thread) * TILE + turns.slice);
         __syncwarp();
     }
 };
@@ -359,21 +351,15 @@ template <class CUT>
 __global__ void __launch_bounds__(CUT::THREADS, 1) ring_kernel(const Args a, float* sums, int* finished) {
     RingShared<CUT>& s = *reinterpret_cast<RingShared<CUT>*>(dynamic_shared());
     launch_dependents();
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) barrier_init(&s.full[i]);
-        barrier_init_seen();
-    }
-    __syncthreads();
     Maker<CUT> maker(a, s, sums, finished);
-    if (threadIdx.x < TEAM)
-        for (int turn = 0; turn < STAGES && turn < maker.turns.count; turn++) maker.ask(turn);
+    if (threadIdx.x < CUT::TEAMS * TEAM) maker.ask_first();
     keep_fn<CUT>(s, a.fn, maker.turns.slice * COLUMNS);
     __syncthreads();
     if (threadIdx.x < CUT::TEAMS * TEAM) maker.run();
     else if (CUT::ROW_TEAMS > 0) Finisher<CUT>(a, s, sums, finished).run();
 }
 
-// Behind a kernel without row teams: blocks of gates first, then a block a row.
+// Behind a kernel without a row team: blocks of gates first, then a block a row.
 template <Mode M>
 __global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums) {
     constexpr int WARPS = MIXERS / 32;
@@ -454,11 +440,9 @@ extern "C" int mhc_many_launch(int mode, int teams, int rows, const Args* a, flo
     if (mode == SEAM && teams == 3 && rows == 0) return launch<Ring<SEAM, 3, 0>>(*a, sums, finished, on);
     if (mode == SEAM && teams == 3 && rows == 1) return launch<Ring<SEAM, 3, 1>>(*a, sums, finished, on);
     if (mode == SEAM && teams == 2 && rows == 1) return launch<Ring<SEAM, 2, 1>>(*a, sums, finished, on);
-    if (mode == SEAM && teams == 2 && rows == 2) return launch<Ring<SEAM, 2, 2>>(*a, sums, finished, on);
     if (mode == PRE && teams == 3 && rows == 0) return launch<Ring<PRE, 3, 0>>(*a, sums, finished, on);
     if (mode == PRE && teams == 3 && rows == 1) return launch<Ring<PRE, 3, 1>>(*a, sums, finished, on);
     if (mode == PRE && teams == 2 && rows == 1) return launch<Ring<PRE, 2, 1>>(*a, sums, finished, on);
-    if (mode == PRE && teams == 2 && rows == 2) return launch<Ring<PRE, 2, 2>>(*a, sums, finished, on);
     return -1;
 }
 

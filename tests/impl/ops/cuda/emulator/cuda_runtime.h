@@ -58,15 +58,13 @@ struct Block {
     char* base() { return (char*)(((uintptr_t)shared.data() + 127) & ~(uintptr_t)127); }
 };
 
-struct Sent {  // bytes on their way out
+struct Copy {  // on its way
     char* place;
     const char* from;
-    uint32_t count;
-    std::vector<char> bytes;  // once they have been read
 };
 
 struct Thread {
-    std::vector<Sent> sent;
+    std::vector<Copy> copies;
     ucontext_t context;
     std::vector<char> stack;
     Block* block;

@@ -83,7 +83,6 @@ void send(T* place, uint64_t* barrier, int rank, T value) {
     settle(c);
 }
 
-// As early as it may be.
 inline void fetch(void* place, const void* from, uint32_t bytes, uint64_t* barrier) {
     if ((uintptr_t)place % 16 || (uintptr_t)from % 16 || bytes % 16) fprintf(stderr, "emulator: a fetch off 16 bytes\n"), abort();
     memcpy(place, from, bytes);
@@ -91,27 +90,22 @@ inline void fetch(void* place, const void* from, uint32_t bytes, uint64_t* barri
     settle(count(barrier));
 }
 
-// As late as it may be: read when its thread waits for that, written when it waits for that.
-inline void send_off(void* place, const void* from, uint32_t bytes) {
-    if ((uintptr_t)place % 16 || (uintptr_t)from % 16 || bytes % 16) fprintf(stderr, "emulator: bytes sent off 16\n"), abort();
-    emulator::now->sent.push_back({(char*)place, (const char*)from, bytes, {}});
+// At once, or as late as it may be.
+inline void copy16(void* place, const void* from) {
+    if ((uintptr_t)place % 16 || (uintptr_t)from % 16) fprintf(stderr, "emulator: a copy off 16 bytes\n"), abort();
+    static std::mt19937_64 random(7);
+    if (random() & 1) memcpy(place, from, 16);
+    else emulator::now->copies.push_back({(char*)place, (const char*)from});
 }
-inline bool elected() { return emulator::now->index % 32 == 0; }
-inline void close_sent() {}
-inline void wait_sent_read() {
-    for (auto& sent : emulator::now->sent)
-        if (sent.bytes.empty()) sent.bytes.assign(sent.from, sent.from + sent.count);
+inline void wait_copies() {
+    for (auto& copy : emulator::now->copies) memcpy(copy.place, copy.from, 16);
+    emulator::now->copies.clear();
 }
-inline void wait_sent() {
-    wait_sent_read();
-    for (auto& sent : emulator::now->sent) memcpy(sent.place, sent.bytes.data(), sent.count);
-    emulator::now->sent.clear();
-}
-inline void fence_copies() {}
 
 inline void count_up(int* count) { ++*count; }
-inline void wait_count(const int* count, int wanted) {
-    emulator::wait_for("a count", [&] { return *count >= wanted; });
+inline int look(const int* count) { return *count; }
+inline void wait_count(const int* count, int found, int wanted) {
+    if (found < wanted) emulator::wait_for("a count", [&] { return *count >= wanted; });
 }
 
 inline float reciprocal(float v) { return 1.0f / v; }
