@@ -152,15 +152,14 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;
 // A count in global memory between blocks: who has seen it sees all that was written before it was raised.
 __device__ __forceinline__ void count_up(int* count) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory"); }
 
-__device__ __forceinline__ int look(const int* count) {
+// Looks, gives way, and looks again; what makes the writes before the count visible comes once, at the end.
+__device__ __forceinline__ void wait_count(const int* count, int wanted) {
     int found;
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
-    return found;
-}
-
-// Until the count, last seen as `found`, is what is wanted; what makes the writes before it visible comes once, at the end.
-__device__ __forceinline__ void wait_count(const int* count, int found, int wanted) {
-    for (; found < wanted; found = look(count)) __nanosleep(64);
+    while (true) {
+        asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
+        if (found >= wanted) break;
+        __nanosleep(128);
+    }
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 

@@ -1,14 +1,15 @@
-// mHC seam and PRE for many tokens on Hopper, by blocks that stay: each owns HIDDEN / SLICES columns of all streams.
+// mHC seam and PRE for many tokens on Hopper: two kernels side by side, of which the second follows the first.
 //
-// A block keeps fn of its columns in shared memory and a tile of 16 tokens for each of its teams of four warps. A warp has
-// 64 columns of the tile to itself, which come by asynchronous copies: it makes the new streams, asks for the team's next tile
-// in their place, writes them, and sums their products with fn in registers. The team adds its warps' sums in the place of y.
-// A row team of the same block finishes tokens whose sums have come from all blocks of their columns (a count a tile in
-// global memory): PRE gates, mix and norm over the whole row, read from the second-level cache where it was just
-// written, so that the card's memory moves every byte once; POST gates and Sinkhorn of some tokens at once, a lane a token.
-// Teams never wait for row teams; that all blocks run at once is asked of the launch. Without a row team (`rows` 0) a
-// second kernel finishes the rows. Every element is read and overwritten by the same thread's warp, and y is dead when
-// layer inputs are written, so outputs may alias inputs.
+// A block of the first owns HIDDEN / SLICES columns of all streams for the whole launch. It keeps their fn in shared memory and
+// a tile of 16 tokens for each of its teams of four warps. A warp has 64 columns of the tile to itself, which come by
+// asynchronous copies: it makes the new streams, asks for the team's next tile in their place, writes them, and sums their
+// products with fn in registers. The team adds its warps' sums in the place of y, and raises the tile's count.
+// The first kernel leaves some multiprocessors to the second, whose blocks take a token each and wait until its count says
+// that all columns are there: PRE gates, mix and norm over the whole row, read from the second-level cache where it was just
+// written, so that the card's memory moves most bytes once. Some of its blocks do the POST gates and Sinkhorn of 32 tokens,
+// a lane a token. The first never waits for the second, and all its blocks run when those of the second may begin.
+// Every element is read and overwritten by the same warp, and y is dead when layer inputs are written, so outputs may
+// alias inputs.
 
 #include "mhc_parts.cuh"
 
@@ -16,23 +17,20 @@ constexpr int SLICES = 16, COLUMNS = HIDDEN / SLICES;
 constexpr int SUMS = 32;                       // a token's sums of one slice, padded: 24 products, then squares
 constexpr int TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of a warp
 constexpr int ROWS = (STREAMS + 1) * TILE;     // of a tile: four streams, then y
-constexpr int MIXERS = 256;                                // threads of the second kernel
-constexpr int GATED = 32;                                  // tokens of one block of gates there
+constexpr int TEAMS = 3, THREADS = TEAMS * TEAM;
+constexpr int MIXERS = 256, GATED = 32;        // threads of the second kernel, tokens of one block of gates there
 
-template <Mode M, int TEAMS_, int ROW_TEAMS_>
-struct Ring {
+template <Mode M>
+struct Sliced {
     static constexpr Mode MODE = M;
-    static constexpr int TEAMS = TEAMS_, ROW_TEAMS = ROW_TEAMS_, OUTPUTS = outputs(M), GROUPS = COLUMNS / 32;
-    static constexpr int WARPS = (TEAMS + ROW_TEAMS) * TEAM / 32, CHAINS = 1, THREADS = WARPS * 32;
+    static constexpr int OUTPUTS = outputs(M), GROUPS = COLUMNS / 32, WARPS = THREADS / 32, CHAINS = 1;
 };
 
 template <class CUT>
-struct RingShared {
+struct SlicedShared {
     uint4 fn[CUT::GROUPS * STREAMS * CUT::OUTPUTS / 8][2][32];
-    uint4 tile[CUT::TEAMS][TEAM / 32][ROWS][WIDTH / 8];  // by warps; places of a row's pieces: `piece_at`
-    float post[CUT::TEAMS][TILE][4], comb[CUT::TEAMS][TILE][16];
-    float gates[STREAMS], squares[TEAM / 32];  // of the row team's token
-    float kept[KEPT][KEPT_ROW];
+    uint4 tile[TEAMS][TEAM / 32][ROWS][WIDTH / 8];  // by warps; places of a row's pieces: `piece_at`
+    float post[TEAMS][TILE][4], comb[TEAMS][TILE][16];
 };
 
 // A block's own order of tiles: its blocks of columns go through the same ones.
@@ -129,13 +127,13 @@ struct Maker {
     static constexpr Mode MODE = CUT::MODE;
     static constexpr int N = CUT::OUTPUTS / 8;
     const Args& a;
-    RingShared<CUT>& s;
+    SlicedShared<CUT>& s;
     float* sums;
     int* finished;
     const Turns turns;
     const int team, thread, warp, lane, quad, columns;
 
-    __device__ __forceinline__ Maker(const Args& a, RingShared<CUT>& s, float* sums, int* finished)
+    __device__ __forceinline__ Maker(const Args& a, SlicedShared<CUT>& s, float* sums, int* finished)
         : a(a), s(s), sums(sums), finished(finished), turns(a.tokens), team(threadIdx.x / TEAM), thread(threadIdx.x % TEAM),
           warp(thread >> 5), lane(thread & 31), quad(lane & 3), columns(turns.slice * COLUMNS + warp * WIDTH) {}
 
@@ -279,8 +277,8 @@ struct Maker {
     }
 
     __device__ __forceinline__ void run() {
-        for (int turn = team; turn < turns.count; turn += CUT::TEAMS) {
-            const int next = turn + CUT::TEAMS < turns.count ? first(turn + CUT::TEAMS) : -1;
+        for (int turn = team; turn < turns.count; turn += TEAMS) {
+            const int next = turn + TEAMS < turns.count ? first(turn + TEAMS) : -1;
             wait_copies();
             meet();  // all copies of the tile have come
             sum_up(first(turn), next);
@@ -289,160 +287,102 @@ struct Maker {
             if (next >= 0) ask_gates(next);
             meet();  // all parts have been read
             if (next >= 0) ask_y(next);
-            if (CUT::ROW_TEAMS > 0 && thread == 0) count_up(finished + turns.tile(turn));  // what the team has written is seen first
+            if (thread == 0) count_up(finished + turns.tile(turn));  // what the team has written is seen first
         }
     }
 };
 
-// The row team: of every tile the token that has the slice's number.
 template <class CUT>
-struct Finisher {
-    const Args& a;
-    RingShared<CUT>& s;
-    const float* sums;
-    const int* finished;
-    const Turns turns;
-    const int thread;
-
-    __device__ __forceinline__ Finisher(const Args& a, RingShared<CUT>& s, const float* sums, const int* finished)
-        : a(a), s(s), sums(sums), finished(finished), turns(a.tokens), thread(threadIdx.x % TEAM) {}
-
-    __device__ __forceinline__ void meet() { barrier_of(1 + CUT::TEAMS, TEAM); }
-
-    __device__ __forceinline__ void run() {
-        const int lane = thread & 31;
-        float norm[Mix<TEAM>::PIECES][8];  // kept: to see a count raised empties the first-level cache
-        load_norm<TEAM>(norm, a, thread);
-        int waiting = 0, oldest = 0;  // tokens whose POST gates are due, the turn of the first
-        int seen = 0;                 // of the count of the turn at hand, looked at a turn before
-        for (int turn = 0; turn < turns.count; turn++) {
-            const size_t token = (size_t)turns.tile(turn) * TILE + turns.slice;
-            if (token >= a.tokens) break;
-            if (thread == 0) wait_count(finished + turns.tile(turn), seen, SLICES);
-            meet();
-            Mix<TEAM> row;
-            row.load((CUT::MODE == SEAM ? a.residual_out : a.residual) + token * STREAMS * HIDDEN, thread);
-            if (thread == 0 && turn + 1 < turns.count) seen = look(finished + turns.tile(turn + 1));
-            if (thread < 32) {
-                const float z = logit(a, over_slices(sums, token, lane));
-                if (lane < STREAMS) s.gates[lane] = pre_gate(a, z, lane);
-                else if (lane < STREAMS + GATES) s.kept[waiting][lane - STREAMS] = z;
-            }
-            meet();
-            const float square = row.mix(s.gates);
-            if (lane == 0) s.squares[thread >> 5] = square;
-            meet();
-            row.store(a, norm, s.squares, token, thread);
-            if (++waiting == KEPT) finish(waiting, oldest), waiting = 0, oldest = turn + 1;
-        }
-        finish(waiting, oldest);
-    }
-
-    // The first warp, which wrote the logits.
-    __device__ __forceinline__ void finish(int waiting, int oldest) {
-        if (thread >= 32) return;
-        __syncwarp();
-        if (thread < waiting) finish_gates(a, s.kept[thread], (size_t)turns.tile(oldest + thread) * TILE + turns.slice);
-        __syncwarp();
-    }
-};
-
-template <class CUT>
-__global__ void __launch_bounds__(CUT::THREADS, 1) ring_kernel(const Args a, float* sums, int* finished) {
-    RingShared<CUT>& s = *reinterpret_cast<RingShared<CUT>*>(dynamic_shared());
+__global__ void __launch_bounds__(THREADS, 1) slices_kernel(const Args a, float* sums, int* finished) {
+    SlicedShared<CUT>& s = *reinterpret_cast<SlicedShared<CUT>*>(dynamic_shared());
     launch_dependents();
     Maker<CUT> maker(a, s, sums, finished);
-    if (threadIdx.x < CUT::TEAMS * TEAM) maker.ask_first();
+    maker.ask_first();
     keep_fn<CUT>(s, a.fn, maker.turns.slice * COLUMNS);
     __syncthreads();
-    if (threadIdx.x < CUT::TEAMS * TEAM) maker.run();
-    else if (CUT::ROW_TEAMS > 0) Finisher<CUT>(a, s, sums, finished).run();
+    maker.run();
 }
 
-// Behind a kernel without a row team: blocks of gates first, then a block a row.
+// A block a token, and after 32 of them one for their gates.
 template <Mode M>
-__global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums) {
+__global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums, const int* finished) {
     constexpr int WARPS = MIXERS / 32;
     __shared__ float logits[GATED][KEPT_ROW], squares[WARPS];
     __shared__ float4 gates;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, of_gates = (a.tokens + GATED - 1) / GATED;
-    wait_for_prerequisites();
-    if (blockIdx.x < of_gates) {
-        const size_t first = (size_t)blockIdx.x * GATED;
-        for (int t = warp; t < GATED; t += WARPS) {
-            const float z = logit(a, first + t < a.tokens ? over_slices(sums, first + t, lane) : 0);
-            if (lane >= STREAMS && lane < STREAMS + GATES) logits[t][lane - STREAMS] = z;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int first = blockIdx.x / (GATED + 1) * GATED, place = blockIdx.x % (GATED + 1), token = first + place;
+    if (place < GATED) {
+        if (token >= a.tokens) return;
+        if (threadIdx.x == 0) wait_count(finished + token / TILE, SLICES);
+        __syncthreads();
+        Mix<MIXERS> row;
+        row.load((M == SEAM ? a.residual_out : a.residual) + (size_t)token * STREAMS * HIDDEN, threadIdx.x);
+        if (warp == 0) {
+            const float z = logit(a, over_slices(sums, token, lane));
+            if (lane < STREAMS) ((float*)&gates)[lane] = pre_gate(a, z, lane);
         }
         __syncthreads();
-        if (warp == 0 && first + lane < a.tokens) finish_gates(a, logits[lane], first + lane);
+        const float square = row.mix((const float*)&gates);
+        if (lane == 0) squares[warp] = square;
+        float norm[Mix<MIXERS>::PIECES][8];
+        load_norm<MIXERS>(norm, a, threadIdx.x);
+        __syncthreads();
+        row.store(a, norm, squares, token, threadIdx.x);
         return;
     }
-    const size_t token = a.tokens - 1 - (blockIdx.x - of_gates);  // the last written first: they are still in the L2 cache
-    Mix<MIXERS> row;
-    row.load((M == SEAM ? a.residual_out : a.residual) + token * STREAMS * HIDDEN, threadIdx.x);
-    if (warp == 0) {
-        const float z = logit(a, over_slices(sums, token, lane));
-        if (lane < STREAMS) ((float*)&gates)[lane] = pre_gate(a, z, lane);
+    if (threadIdx.x < GATED / TILE && first + threadIdx.x * TILE < a.tokens) wait_count(finished + first / TILE + threadIdx.x, SLICES);
+    __syncthreads();
+    for (int t = warp; t < GATED; t += WARPS) {
+        const float z = logit(a, first + t < a.tokens ? over_slices(sums, first + t, lane) : 0);
+        if (lane >= STREAMS && lane < STREAMS + GATES) logits[t][lane - STREAMS] = z;
     }
     __syncthreads();
-    const float square = row.mix((const float*)&gates);
-    if (lane == 0) squares[warp] = square;
-    float norm[Mix<MIXERS>::PIECES][8];
-    load_norm<MIXERS>(norm, a, threadIdx.x);
-    __syncthreads();
-    row.store(a, norm, squares, token, threadIdx.x);
+    if (warp == 0 && first + lane < a.tokens) finish_gates(a, logits[lane], first + lane);
+    if (blockIdx.x == gridDim.x - 1) wait_for_prerequisites();  // this kernel ends after the other
 }
 
 template <class CUT>
-cudaError_t launch(const Args& a, float* sums, int* finished, cudaStream_t stream) {
+cudaError_t launch(const Args& a, int groups, float* sums, int* finished, cudaStream_t stream) {
     static int processors = 0;
-    auto kernel = ring_kernel<CUT>;
+    auto kernel = slices_kernel<CUT>;
     if (processors == 0) {
-        static_assert(sizeof(RingShared<CUT>) <= 232448, "shared memory of an SM");
+        static_assert(sizeof(SlicedShared<CUT>) <= 232448, "shared memory of an SM");
         int device = 0;
-        cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(RingShared<CUT>));
+        cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(SlicedShared<CUT>));
         if (error == cudaSuccess) error = cudaGetDevice(&device);
         if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
         if (error != cudaSuccess) return error;
     }
-    const int tiles = (a.tokens + TILE - 1) / TILE, fit = processors / SLICES > 0 ? processors / SLICES : 1;
-    cudaLaunchAttribute attribute;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(SLICES * (tiles < fit ? tiles : fit));
-    config.blockDim = dim3(CUT::THREADS);
-    config.dynamicSmemBytes = sizeof(RingShared<CUT>);
-    config.stream = stream;
-    config.attrs = &attribute;
-    if (CUT::ROW_TEAMS > 0) {  // blocks wait for each other: all at once or not at all
-        const cudaError_t error = cudaMemsetAsync(finished, 0, tiles * sizeof(int), stream);
-        if (error != cudaSuccess) return error;
-        attribute.id = cudaLaunchAttributeCooperative;
-        attribute.val.cooperative = 1;
-        config.numAttrs = 1;
-        return cudaLaunchKernelEx(&config, kernel, a, sums, finished);
-    }
-    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, a, sums, finished);
+    const int tiles = (a.tokens + TILE - 1) / TILE, fit = processors / SLICES;
+    if (groups > fit) groups = fit > 0 ? fit : 1;
+    cudaError_t error = cudaMemsetAsync(finished, 0, tiles * sizeof(int), stream);
     if (error != cudaSuccess) return error;
+    cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(a.tokens + (a.tokens + GATED - 1) / GATED);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(SLICES * (tiles < groups ? tiles : groups));
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = sizeof(SlicedShared<CUT>);
+    config.stream = stream;
+    config.attrs = &attribute;
+    error = cudaLaunchKernelEx(&config, kernel, a, sums, finished);
+    if (error != cudaSuccess) return error;
+    config.gridDim = dim3((a.tokens + GATED - 1) / GATED * (GATED + 1));
     config.blockDim = dim3(MIXERS);
     config.dynamicSmemBytes = 0;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, rows_kernel<CUT::MODE>, a, (const float*)sums);
+    return cudaLaunchKernelEx(&config, rows_kernel<CUT::MODE>, a, (const float*)sums, (const int*)finished);
 }
 
-// sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16 tokens. Returns a cudaError_t; -1 for a mode or
-// numbers of teams that were not compiled.
-extern "C" int mhc_many_launch(int mode, int teams, int rows, const Args* a, float* sums, void* stream) {
-    cudaStream_t on = (cudaStream_t)stream;
+// groups: blocks of a slice, which go through the tiles side by side; 16 times as many multiprocessors are the first
+// kernel's. sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16 tokens. Returns a cudaError_t; -1 for a mode
+// that was not compiled, or no groups.
+extern "C" int mhc_many_launch(int mode, int groups, const Args* a, float* sums, void* stream) {
     int* finished = (int*)(sums + (size_t)a->tokens * SLICES * SUMS);
-    if (mode == SEAM && teams == 3 && rows == 0) return launch<Ring<SEAM, 3, 0>>(*a, sums, finished, on);
-    if (mode == SEAM && teams == 3 && rows == 1) return launch<Ring<SEAM, 3, 1>>(*a, sums, finished, on);
-    if (mode == SEAM && teams == 2 && rows == 1) return launch<Ring<SEAM, 2, 1>>(*a, sums, finished, on);
-    if (mode == PRE && teams == 3 && rows == 0) return launch<Ring<PRE, 3, 0>>(*a, sums, finished, on);
-    if (mode == PRE && teams == 3 && rows == 1) return launch<Ring<PRE, 3, 1>>(*a, sums, finished, on);
-    if (mode == PRE && teams == 2 && rows == 1) return launch<Ring<PRE, 2, 1>>(*a, sums, finished, on);
+    if (groups < 1) return -1;
+    if (mode == SEAM) return launch<Sliced<SEAM>>(*a, groups, sums, finished, (cudaStream_t)stream);
+    if (mode == PRE) return launch<Sliced<PRE>>(*a, groups, sums, finished, (cudaStream_t)stream);
     return -1;
 }
 

@@ -17,10 +17,7 @@ FILES = [*sorted(HERE.glob("triton/test_*.py")), HERE.parent / "vllm_plugin/test
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
 @pytest.mark.parametrize(
     "file",
-    [
-        pytest.param(path, marks=[pytest.mark.long] if "engine" in path.name else [], id=path.name)
-        for path in FILES
-    ],
+    [pytest.param(path, marks=[pytest.mark.long] if "engine" in path.name else [], id=path.name) for path in FILES],
 )
 def test_kernels_by_the_interpreter(file):
     done = subprocess.run(

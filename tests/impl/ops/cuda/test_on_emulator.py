@@ -68,7 +68,7 @@ def acts(n):
 
 def tokens_of(variant):
     """A ragged last tile; for a cluster three tiles for its first chain, so that every buffer is used again."""
-    if "teams" in variant:  # every stage twice, one of them a third time
+    if "groups" in variant:  # two tiles for every team of a block, a third for one
         return [16 * 6 + 5]
     return [16 * 2 * variant["chains"] + 5] if "cluster" in variant else [1, 17]
 
@@ -97,9 +97,7 @@ def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
     assert ctypes.c_int.in_dll(library, "emulator_clusters").value == 3
 
 
-@pytest.mark.parametrize(
-    "variant", [{"splits": 64}, {"teams": 3, "rows": 0}, {"cluster": 16, "warps": 8, "chains": 2}]
-)
+@pytest.mark.parametrize("variant", [{"splits": 64}, {"groups": 8}, {"cluster": 16, "warps": 8, "chains": 2}])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
     a = acts(21)
     batch = kernels.seam(*a.all(), mhc_cases.weights()[0], **variant)

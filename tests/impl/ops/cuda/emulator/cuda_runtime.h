@@ -210,13 +210,13 @@ inline uint32_t __float_as_uint(float v) { uint32_t u; memcpy(&u, &v, 4); return
 typedef int cudaError_t;
 typedef void* cudaStream_t;
 enum { cudaSuccess = 0, cudaErrorLaunchOutOfResources = 701 };
-enum { cudaLaunchAttributeCooperative = 2, cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+enum { cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
 struct cudaLaunchAttribute {
     int id;
     struct {
         struct { unsigned x, y, z; } clusterDim;
-        int programmaticStreamSerializationAllowed, cooperative;
+        int programmaticStreamSerializationAllowed;
     } val;
 };
 struct cudaLaunchConfig_t {
@@ -246,9 +246,7 @@ inline cudaError_t cudaMemsetAsync(void* place, int value, size_t bytes, cudaStr
 
 template <class... Parameters, class... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...), Given... given) {
-    unsigned size = 1;  // blocks that run side by side
-    for (unsigned i = 0; i < config->numAttrs; i++)
-        if (config->attrs[i].id == cudaLaunchAttributeCooperative) size = config->gridDim.x;
+    unsigned size = 1;
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) size = config->attrs[i].val.clusterDim.x;
     emulator_clusters = (int)(config->gridDim.x / size);

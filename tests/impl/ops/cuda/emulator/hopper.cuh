@@ -103,9 +103,8 @@ inline void wait_copies() {
 }
 
 inline void count_up(int* count) { ++*count; }
-inline int look(const int* count) { return *count; }
-inline void wait_count(const int* count, int found, int wanted) {
-    if (found < wanted) emulator::wait_for("a count", [&] { return *count >= wanted; });
+inline void wait_count(const int* count, int wanted) {
+    emulator::wait_for("a count", [&] { return *count >= wanted; });
 }
 
 inline float reciprocal(float v) { return 1.0f / v; }
