@@ -141,10 +141,10 @@ __device__ __forceinline__ void fetch(void* place, const void* from, uint32_t by
                  ::"r"(shared_address(place)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
-// 16 bytes from global to shared memory past registers; the rest of the line comes to the second-level cache. Seen by this
+// 16 bytes from global to an address of shared memory past registers; the rest of the line comes to the second-level cache. Seen by this
 // thread after wait_copies, by others after a barrier behind that.
-__device__ __forceinline__ void copy16(void* place, const void* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(place)), "l"(from) : "memory");
+__device__ __forceinline__ void copy16(uint32_t place, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -142,29 +142,31 @@ struct Maker {
     // The tile's token of a lane's half h: lanes 8n .. 8n + 7, which read at once, have tokens n and n + 4.
     __device__ __forceinline__ int token(int h) const { return (lane >> 3) + (lane >> 2 & 1) * 4 + h * 8; }
 
-    // The warp asks for its own columns of four rows, 8 lanes a row: `row` of the tile is the one of lanes 0 .. 7.
-    __device__ __forceinline__ void ask_rows(const __nv_bfloat16* from, int first, int row, int stride) {
-        const int mine = row + (lane >> 3), token = mine % TILE, piece = lane & 7;
-        if (first + token < a.tokens)
-            copy16(&s.tile[team][warp][mine][piece_at(mine, piece)], from + (size_t)(first + token) * stride + columns + piece * 8);
+    // The warp asks for its own columns of a tile's rows, 8 lanes a row: of all streams, or of y. place: of the first row.
+    template <int STREAMS_>
+    __device__ __forceinline__ void ask_rows(const __nv_bfloat16* from, int first, int place) {
+        const int row = lane >> 3, piece = lane & 7, left = a.tokens - first - row;
+        from += (size_t)(first + row) * STREAMS_ * HIDDEN + columns + piece * 8;
+        const uint32_t rows = shared_address(s.tile[team][warp][place + row]);
+        const uint32_t near = rows + piece_at(row, piece) * 16, far = rows + piece_at(row + 4, piece) * 16;
+#pragma unroll
+        for (int i = 0; i < STREAMS_; i++)
+#pragma unroll
+            for (int t = 0; t < TILE; t += 4)
+                if (t < left) copy16((t & 4 ? far : near) + (i * TILE + t) * WIDTH * 2, from + (t * STREAMS_ + i) * HIDDEN);
     }
 
-    __device__ __forceinline__ void ask_streams(int first) {
-#pragma unroll
-        for (int row = 0; row < STREAMS * TILE; row += 4) ask_rows(a.residual + row / TILE * HIDDEN, first, row, STREAMS * HIDDEN);
-    }
+    __device__ __forceinline__ void ask_streams(int first) { ask_rows<STREAMS>(a.residual, first, 0); }
 
     __device__ __forceinline__ void ask_y(int first) {
-        if (MODE == PRE) return;
-#pragma unroll
-        for (int row = 0; row < TILE; row += 4) ask_rows(a.y, first, STREAMS * TILE + row, HIDDEN);
+        if (MODE != PRE) ask_rows<1>(a.y, first, STREAMS * TILE);
     }
 
     __device__ __forceinline__ void ask_gates(int first) {
         if (MODE == PRE) return;
-        if (thread < TILE && first + thread < a.tokens) copy16(s.post[team][thread], a.post + (size_t)(first + thread) * 4);
+        if (thread < TILE && first + thread < a.tokens) copy16(shared_address(s.post[team][thread]), a.post + (size_t)(first + thread) * 4);
         if (thread < TILE * 4 && first + thread / 4 < a.tokens)
-            copy16((float4*)s.comb[team] + thread, a.comb + (size_t)first * 16 + thread * 4);
+            copy16(shared_address((float4*)s.comb[team] + thread), a.comb + (size_t)first * 16 + thread * 4);
     }
 
     // New streams of one half of the tile's tokens in vLLM's rounding order; PRE's are what came.
@@ -203,11 +205,14 @@ struct Maker {
         for (int j = 0; j < STREAMS; j++) *(uint4*)(out + j * HIDDEN) = make_uint4(v[j][0], v[j][1], v[j][2], v[j][3]);
     }
 
+    // The same number as one of its own for the compiler, which else copies the four of a product anew for every product.
+    __device__ __forceinline__ uint32_t own(uint32_t v) const { return v ^ (uint32_t)(a.tokens >> 31); }
+
     __device__ __forceinline__ void add_products(float (&d)[N][4], float (&e)[2][4], const uint32_t (&v)[2][STREAMS][4], int group) {
 #pragma unroll
         for (int i = 0; i < STREAMS; i++) {
-            const uint32_t first[4] = {v[0][i][0], v[1][i][0], v[0][i][1], v[1][i][1]};
-            const uint32_t second[4] = {v[0][i][2], v[1][i][2], v[0][i][3], v[1][i][3]};
+            const uint32_t first[4] = {own(v[0][i][0]), own(v[1][i][0]), own(v[0][i][1]), own(v[1][i][1])};
+            const uint32_t second[4] = {own(v[0][i][2]), own(v[1][i][2]), own(v[0][i][3]), own(v[1][i][3])};
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 mma(e[h], first, v[h][i][0], v[h][i][1]);

@@ -97,7 +97,7 @@ def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
     assert ctypes.c_int.in_dll(library, "emulator_clusters").value == 3
 
 
-@pytest.mark.parametrize("variant", [{"splits": 64}, {"groups": 8}, {"cluster": 16, "warps": 8, "chains": 2}])
+@pytest.mark.parametrize("variant", [{"splits": 64}, {"groups": 6}, {"cluster": 16, "warps": 8, "chains": 2}])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
     a = acts(21)
     batch = kernels.seam(*a.all(), mhc_cases.weights()[0], **variant)
