@@ -105,7 +105,7 @@ def _launch(
     mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
     if "groups" in tuning:
-        name, cut = "mhc_many", {"groups": 6}
+        name, cut = "mhc_many", {"groups": 7}
     elif "splits" in tuning or (not tuning and residual.shape[0] <= FEW):
         name, cut = "mhc_few", {"splits": SPLITS}
     else:
@@ -192,7 +192,7 @@ _FEW: list[dict[str, Any]] = [{"splits": 128}, {"splits": 64}]
 _SEAM: list[dict[str, Any]] = [
     {"cluster": c, "warps": w, "chains": k} for c, w, k in ((16, 8, 2), (8, 8, 1), (8, 16, 1))
 ]
-_MANY: list[dict[str, Any]] = [{"groups": groups} for groups in (6, 7, 5)]
+_MANY: list[dict[str, Any]] = [{"groups": groups} for groups in (7, 6, 5)]
 _HEAD: list[dict[str, Any]] = [*_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2}]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {

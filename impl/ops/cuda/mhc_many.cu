@@ -4,10 +4,10 @@
 // a tile of 16 tokens for each of its teams of four warps. A warp has 64 columns of the tile to itself, which come by
 // asynchronous copies: it makes the new streams, asks for the team's next tile in their place, writes them, and sums their
 // products with fn in registers. The team adds its warps' sums in the place of y, and raises the tile's count.
-// The first kernel leaves some multiprocessors to the second, whose blocks take a token each and wait until its count says
-// that all columns are there: PRE gates, mix and norm over the whole row, read from the second-level cache where it was just
-// written, so that the card's memory moves most bytes once. Some of its blocks do the POST gates and Sinkhorn of 32 tokens,
-// a lane a token. The first never waits for the second, and all its blocks run when those of the second may begin.
+// The first kernel leaves some multiprocessors to the second, whose blocks wait for tiles whose count says that all columns
+// are there: PRE gates, mix and norm over whole rows, which are fetched from the second-level cache where they were just
+// written, so that the card's memory moves most bytes once; POST gates and Sinkhorn of some tokens at once, a lane a token.
+// The first never waits for the second, and all its blocks run when those of the second may begin.
 // Every element is read and overwritten by the same warp, and y is dead when layer inputs are written, so outputs may
 // alias inputs.
 
@@ -18,7 +18,8 @@ constexpr int SUMS = 32;                       // a token's sums of one slice, p
 constexpr int TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of a warp
 constexpr int ROWS = (STREAMS + 1) * TILE;     // of a tile: four streams, then y
 constexpr int TEAMS = 3, THREADS = TEAMS * TEAM;
-constexpr int MIXERS = 256, GATED = 32;        // threads of the second kernel, tokens of one block of gates there
+// The second kernel: teams, places of tokens that they take in turn, pieces of 8 columns of a thread.
+constexpr int ROW_TEAMS = 4, PLACES = 5, PIECES = HIDDEN / 8 / TEAM, ROW_THREADS = ROW_TEAMS * TEAM + 32;
 
 template <Mode M>
 struct Sliced {
@@ -33,6 +34,15 @@ struct SlicedShared {
     float post[TEAMS][TILE][4], comb[TEAMS][TILE][16];
 };
 
+struct RowsShared {
+    uint4 streams[PLACES][STREAMS][HIDDEN / 8];
+    float sums[PLACES][SLICES][SUMS];
+    float norm[HIDDEN];
+    float gates[ROW_TEAMS][STREAMS], squares[ROW_TEAMS][TEAM / 32];
+    uint64_t full[PLACES], empty[PLACES];
+    float kept[ROW_TEAMS][KEPT][KEPT_ROW];
+};
+
 // A block's own order of tiles: its blocks of columns go through the same ones.
 struct Turns {
     int slice, first, step, count;
@@ -43,81 +53,6 @@ struct Turns {
     }
     __device__ __forceinline__ int tile(int turn) const { return first + turn * step; }
 };
-
-// Sums over slices in one fixed order, every lane of the warp with the number at `lane` of a slice.
-__device__ __forceinline__ float over_slices(const float* sums, size_t token, int lane) {
-    float part[SLICES], sum = 0;
-#pragma unroll
-    for (int q = 0; q < SLICES; q++) part[q] = lane <= 24 ? load_fresh(sums + (token * SLICES + q) * SUMS + lane) : 0;
-#pragma unroll
-    for (int q = 0; q < SLICES; q++) sum += part[q];
-    return sum;
-}
-
-// A lane's product over the root mean square of its token's streams.
-__device__ __forceinline__ float logit(const Args& a, float total) {
-    return total * rsqrtf(__shfl_sync(0xffffffffu, total, 24) / (STREAMS * HIDDEN) + a.rms_eps);
-}
-
-__device__ __forceinline__ float pre_gate(const Args& a, float logit, int stream) {
-    return sigmoid(logit * a.scale[0] + a.base[stream]) + a.hc_eps;
-}
-
-// THREADS threads' own columns of one row: the mix of streams, then its norm.
-template <int THREADS>
-struct Mix {
-    static constexpr int PIECES = HIDDEN / 8 / THREADS;
-    uint4 v[PIECES][STREAMS];
-    uint32_t out[PIECES][4];
-
-    __device__ __forceinline__ void load(const __nv_bfloat16* streams, int thread) {
-#pragma unroll
-        for (int k = 0; k < PIECES; k++)
-#pragma unroll
-            for (int i = 0; i < STREAMS; i++) v[k][i] = load16_fresh(streams + i * HIDDEN + (k * THREADS + thread) * 8);
-    }
-
-    // The warp's sum of squares.
-    __device__ __forceinline__ float mix(const float* gates) {
-        float g[STREAMS], square = 0;
-        *(float4*)g = *(const float4*)gates;
-#pragma unroll
-        for (int k = 0; k < PIECES; k++)
-#pragma unroll
-            for (int p = 0; p < 4; p++) {
-                float lo = 0, hi = 0;
-#pragma unroll
-                for (int i = 0; i < STREAMS; i++) lo = fmaf(g[i], low(word(v[k][i], p)), lo), hi = fmaf(g[i], high(word(v[k][i], p)), hi);
-                out[k][p] = pack(lo, hi);
-                square = fmaf(low(out[k][p]), low(out[k][p]), square), square = fmaf(high(out[k][p]), high(out[k][p]), square);
-            }
-#pragma unroll
-        for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
-        return square;
-    }
-
-    __device__ __forceinline__ void store(const Args& a, const float (&w)[PIECES][8], const float* squares, size_t token, int thread) {
-        float square = 0;
-#pragma unroll
-        for (int q = 0; q < THREADS / 32; q++) square += squares[q];
-        const float n = rsqrtf(square / HIDDEN + a.rms_eps);
-#pragma unroll
-        for (int k = 0; k < PIECES; k++) {
-            const int column = (k * THREADS + thread) * 8;
-#pragma unroll
-            for (int p = 0; p < 4; p++) out[k][p] = pack(low(out[k][p]) * n * w[k][2 * p], high(out[k][p]) * n * w[k][2 * p + 1]);
-            *(uint4*)(a.input_out + token * HIDDEN + column) = make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]);
-        }
-    }
-};
-
-template <int THREADS>
-__device__ __forceinline__ void load_norm(float (&w)[Mix<THREADS>::PIECES][8], const Args& a, int thread) {
-#pragma unroll
-    for (int k = 0; k < Mix<THREADS>::PIECES; k++)
-#pragma unroll
-        for (int q = 0; q < 2; q++) *(float4*)(w[k] + 4 * q) = *(const float4*)(a.norm + (k * THREADS + thread) * 8 + 4 * q);
-}
 
 // Where a row's piece of 16 bytes lies. Lanes that read at once have rows t and t + 4, which lie half of the banks apart.
 __device__ __forceinline__ int piece_at(int row, int piece) { return piece ^ (row & 7); }
@@ -308,52 +243,140 @@ __global__ void __launch_bounds__(THREADS, 1) slices_kernel(const Args a, float*
     maker.run();
 }
 
-// A block a token, and after 32 of them one for their gates.
+// The row blocks: one warp fetches whole tokens, streams and sums, of tiles whose count is full; teams finish one each.
 template <Mode M>
-__global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums, const int* finished) {
-    constexpr int WARPS = MIXERS / 32;
-    __shared__ float logits[GATED][KEPT_ROW], squares[WARPS];
-    __shared__ float4 gates;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int first = blockIdx.x / (GATED + 1) * GATED, place = blockIdx.x % (GATED + 1), token = first + place;
-    if (place < GATED) {
-        if (token >= a.tokens) return;
-        if (threadIdx.x == 0) wait_count(finished + token / TILE, SLICES);
-        __syncthreads();
-        Mix<MIXERS> row;
-        row.load((M == SEAM ? a.residual_out : a.residual) + (size_t)token * STREAMS * HIDDEN, threadIdx.x);
-        if (warp == 0) {
-            const float z = logit(a, over_slices(sums, token, lane));
-            if (lane < STREAMS) ((float*)&gates)[lane] = pre_gate(a, z, lane);
+struct Finisher {
+    const Args& a;
+    RowsShared& s;
+    const float* sums;
+    const int* finished;
+    const int tiles, team, thread, lane;
+
+    __device__ __forceinline__ Finisher(const Args& a, RowsShared& s, const float* sums, const int* finished)
+        : a(a), s(s), sums(sums), finished(finished), tiles((a.tokens + TILE - 1) / TILE), team(threadIdx.x / TEAM),
+          thread(threadIdx.x % TEAM), lane(threadIdx.x & 31) {}
+
+    // A tile of this block: every gridDim.x-th. Its tokens go to places and teams in turn.
+    __device__ __forceinline__ int tile(int turn) const { return blockIdx.x + turn * gridDim.x; }
+
+    __device__ __forceinline__ void fetch_tokens() {
+        const __nv_bfloat16* streams = M == SEAM ? a.residual_out : a.residual;
+        for (int turn = 0; tile(turn) < tiles; turn++) {
+            wait_count(finished + tile(turn), SLICES);
+            for (int t = 0; t < TILE; t++) {
+                const int number = turn * TILE + t, place = number % PLACES;
+                const size_t token = (size_t)tile(turn) * TILE + t;
+                if (token >= a.tokens) return;
+                if (number >= PLACES) barrier_wait(&s.empty[place], number / PLACES - 1 & 1);
+                barrier_expect(&s.full[place], sizeof(s.streams[place]) + sizeof(s.sums[place]));
+                fetch(s.streams[place], streams + token * STREAMS * HIDDEN, sizeof(s.streams[place]), &s.full[place]);
+                fetch(s.sums[place], sums + token * SLICES * SUMS, sizeof(s.sums[place]), &s.full[place]);
+            }
         }
-        __syncthreads();
-        const float square = row.mix((const float*)&gates);
-        if (lane == 0) squares[warp] = square;
-        float norm[Mix<MIXERS>::PIECES][8];
-        load_norm<MIXERS>(norm, a, threadIdx.x);
-        __syncthreads();
-        row.store(a, norm, squares, token, threadIdx.x);
-        return;
     }
-    if (threadIdx.x < GATED / TILE && first + threadIdx.x * TILE < a.tokens) wait_count(finished + first / TILE + threadIdx.x, SLICES);
-    __syncthreads();
-    for (int t = warp; t < GATED; t += WARPS) {
-        const float z = logit(a, first + t < a.tokens ? over_slices(sums, first + t, lane) : 0);
-        if (lane >= STREAMS && lane < STREAMS + GATES) logits[t][lane - STREAMS] = z;
+
+    __device__ __forceinline__ void meet() { barrier_of(1 + team, TEAM); }
+
+    __device__ __forceinline__ void run() {
+        int waiting = 0, oldest = 0;  // tokens whose POST gates are due, the turn of the first
+        for (int turn = 0; tile(turn) < tiles; turn++) {
+            for (int t = team; t < TILE; t += ROW_TEAMS) {
+                const size_t token = (size_t)tile(turn) * TILE + t;
+                if (token >= a.tokens) break;
+                finish_row(turn * TILE + t, token, waiting++);
+            }
+            if (waiting > KEPT - TILE / ROW_TEAMS) finish_kept(waiting, oldest), waiting = 0, oldest = turn + 1;
+        }
+        finish_kept(waiting, oldest);
     }
+
+    // PRE gates of a token, the mix of its streams, and its norm. The token's logits stay in row `kept`.
+    __device__ __forceinline__ void finish_row(int number, size_t token, int kept) {
+        const int place = number % PLACES;
+        barrier_wait(&s.full[place], number / PLACES & 1);
+        uint4 v[PIECES][STREAMS];
+#pragma unroll
+        for (int k = 0; k < PIECES; k++)
+#pragma unroll
+            for (int i = 0; i < STREAMS; i++) v[k][i] = s.streams[place][i][k * TEAM + thread];
+        if (thread < 32) {  // sums over slices in one fixed order, a lane each
+            float total = 0;
+#pragma unroll
+            for (int q = 0; q < SLICES; q++) total += s.sums[place][q][lane];
+            const float z = total * rsqrtf(__shfl_sync(0xffffffffu, total, 24) / (STREAMS * HIDDEN) + a.rms_eps);
+            if (lane < STREAMS) s.gates[team][lane] = sigmoid(z * a.scale[0] + a.base[lane]) + a.hc_eps;
+            else if (lane < STREAMS + GATES) s.kept[team][kept][lane - STREAMS] = z;
+        }
+        meet();
+        if (thread == 0) barrier_expect(&s.empty[place], 0);  // all have read
+        float g[STREAMS], square = 0;
+        *(float4*)g = *(const float4*)s.gates[team];
+        uint32_t out[PIECES][4];
+#pragma unroll
+        for (int k = 0; k < PIECES; k++)
+#pragma unroll
+            for (int p = 0; p < 4; p++) {
+                float lo = 0, hi = 0;
+#pragma unroll
+                for (int i = 0; i < STREAMS; i++) lo = fmaf(g[i], low(word(v[k][i], p)), lo), hi = fmaf(g[i], high(word(v[k][i], p)), hi);
+                out[k][p] = pack(lo, hi);
+                square = fmaf(low(out[k][p]), low(out[k][p]), square), square = fmaf(high(out[k][p]), high(out[k][p]), square);
+            }
+#pragma unroll
+        for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
+        if (lane == 0) s.squares[team][thread >> 5] = square;
+        meet();
+        square = 0;
+#pragma unroll
+        for (int q = 0; q < TEAM / 32; q++) square += s.squares[team][q];
+        const float n = rsqrtf(square / HIDDEN + a.rms_eps);
+#pragma unroll
+        for (int k = 0; k < PIECES; k++) {
+            const int column = (k * TEAM + thread) * 8;
+            float w[8];
+            *(float4*)w = *(const float4*)(s.norm + column), *(float4*)(w + 4) = *(const float4*)(s.norm + column + 4);
+#pragma unroll
+            for (int p = 0; p < 4; p++) out[k][p] = pack(low(out[k][p]) * n * w[2 * p], high(out[k][p]) * n * w[2 * p + 1]);
+            *(uint4*)(a.input_out + token * HIDDEN + column) = make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]);
+        }
+    }
+
+    // The first warp of the team, which wrote the logits.
+    __device__ __forceinline__ void finish_kept(int waiting, int oldest) {
+        constexpr int EACH = TILE / ROW_TEAMS;
+        if (thread >= 32) return;
+        __syncwarp();
+        const size_t token = (size_t)tile(oldest + lane / EACH) * TILE + team + lane % EACH * ROW_TEAMS;
+        if (lane < waiting) finish_gates(a, s.kept[team][lane], token);
+        __syncwarp();
+    }
+};
+
+template <Mode M>
+__global__ void __launch_bounds__(ROW_THREADS, 1) rows_kernel(const Args a, const float* sums, const int* finished) {
+    RowsShared& s = *reinterpret_cast<RowsShared*>(dynamic_shared());
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < PLACES; i++) barrier_init(&s.full[i]), barrier_init(&s.empty[i]);
+        barrier_init_seen();
+    }
+    for (int i = threadIdx.x; i < HIDDEN / 4; i += ROW_THREADS) ((float4*)s.norm)[i] = ((const float4*)a.norm)[i];
     __syncthreads();
-    if (warp == 0 && first + lane < a.tokens) finish_gates(a, logits[lane], first + lane);
-    if (blockIdx.x == gridDim.x - 1) wait_for_prerequisites();  // this kernel ends after the other
+    Finisher<M> finisher(a, s, sums, finished);
+    if (threadIdx.x < ROW_TEAMS * TEAM) finisher.run();
+    else if (finisher.lane == 0) finisher.fetch_tokens();
+    wait_for_prerequisites();  // this kernel ends after the other
 }
 
 template <class CUT>
 cudaError_t launch(const Args& a, int groups, float* sums, int* finished, cudaStream_t stream) {
     static int processors = 0;
     auto kernel = slices_kernel<CUT>;
+    auto rows = rows_kernel<CUT::MODE>;
     if (processors == 0) {
-        static_assert(sizeof(SlicedShared<CUT>) <= 232448, "shared memory of an SM");
+        static_assert(sizeof(SlicedShared<CUT>) <= 232448 && sizeof(RowsShared) <= 232448, "shared memory of an SM");
         int device = 0;
         cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(SlicedShared<CUT>));
+        if (error == cudaSuccess) error = cudaFuncSetAttribute(rows, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(RowsShared));
         if (error == cudaSuccess) error = cudaGetDevice(&device);
         if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
         if (error != cudaSuccess) return error;
@@ -373,11 +396,12 @@ cudaError_t launch(const Args& a, int groups, float* sums, int* finished, cudaSt
     config.attrs = &attribute;
     error = cudaLaunchKernelEx(&config, kernel, a, sums, finished);
     if (error != cudaSuccess) return error;
-    config.gridDim = dim3((a.tokens + GATED - 1) / GATED * (GATED + 1));
-    config.blockDim = dim3(MIXERS);
-    config.dynamicSmemBytes = 0;
+    const int others = processors - SLICES * groups;
+    config.gridDim = dim3(others < 1 ? 1 : others < tiles ? others : tiles);
+    config.blockDim = dim3(ROW_THREADS);
+    config.dynamicSmemBytes = sizeof(RowsShared);
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, rows_kernel<CUT::MODE>, a, (const float*)sums, (const int*)finished);
+    return cudaLaunchKernelEx(&config, rows, a, (const float*)sums, (const int*)finished);
 }
 
 // groups: blocks of a slice, which go through the tiles side by side; 16 times as many multiprocessors are the first
