@@ -152,7 +152,7 @@ __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;
 // A count in global memory between blocks: who has seen it sees all that was written before it was raised.
 __device__ __forceinline__ void count_up(int* count) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory"); }
 
-// Looks, gives way, and looks again; what makes the writes before the count visible, to fetches too, comes once, at the end.
+// Looks, gives way, and looks again; what makes the writes before the count visible comes once, at the end.
 __device__ __forceinline__ void wait_count(const int* count, int wanted) {
     int found;
     while (true) {
@@ -160,7 +160,7 @@ __device__ __forceinline__ void wait_count(const int* count, int wanted) {
         if (found >= wanted) break;
         __nanosleep(128);
     }
-    asm volatile("fence.acq_rel.gpu;\nfence.proxy.async.global;" ::: "memory");
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 __device__ __forceinline__ float reciprocal(float v) {

@@ -4,9 +4,9 @@
 // a tile of 16 tokens for each of its teams of four warps. A warp has 64 columns of the tile to itself, which come by
 // asynchronous copies: it makes the new streams, asks for the team's next tile in their place, writes them, and sums their
 // products with fn in registers. The team adds its warps' sums in the place of y, and raises the tile's count.
-// The first kernel leaves some multiprocessors to the second, whose blocks wait for tiles whose count says that all columns
-// are there: PRE gates, mix and norm over whole rows, which are fetched from the second-level cache where they were just
-// written, so that the card's memory moves most bytes once; POST gates and Sinkhorn of some tokens at once, a lane a token.
+// The first kernel leaves some multiprocessors to the second, whose blocks wait until their tile's count says that all columns
+// are there: PRE gates, mix and norm over whole rows, read from the second-level cache where they were just written, so that
+// the card's memory moves most bytes once; POST gates and Sinkhorn of the block's tokens at once, a lane a token.
 // The first never waits for the second, and all its blocks run when those of the second may begin.
 // Every element is read and overwritten by the same warp, and y is dead when layer inputs are written, so outputs may
 // alias inputs.
@@ -18,8 +18,7 @@ constexpr int SUMS = 32;                       // a token's sums of one slice, p
 constexpr int TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of a warp
 constexpr int ROWS = (STREAMS + 1) * TILE;     // of a tile: four streams, then y
 constexpr int TEAMS = 3, THREADS = TEAMS * TEAM;
-// The second kernel: teams, places of tokens that they take in turn, pieces of 8 columns of a thread.
-constexpr int ROW_TEAMS = 4, PLACES = 5, PIECES = HIDDEN / 8 / TEAM, ROW_THREADS = ROW_TEAMS * TEAM + 32;
+constexpr int MIXERS = 256, UNIT = 8;          // threads of the second kernel, tokens of a block
 
 template <Mode M>
 struct Sliced {
@@ -35,12 +34,10 @@ struct SlicedShared {
 };
 
 struct RowsShared {
-    uint4 streams[PLACES][STREAMS][HIDDEN / 8];
-    float sums[PLACES][SLICES][SUMS];
-    float norm[HIDDEN];
-    float gates[ROW_TEAMS][STREAMS], squares[ROW_TEAMS][TEAM / 32];
-    uint64_t full[PLACES], empty[PLACES];
-    float kept[ROW_TEAMS][KEPT][KEPT_ROW];
+    uint4 streams[STREAMS][HIDDEN / 8];
+    float sums[SLICES][SUMS];
+    float gates[STREAMS], squares[2][MIXERS / 32];
+    float kept[UNIT][KEPT_ROW];
 };
 
 // A block's own order of tiles: its blocks of columns go through the same ones.
@@ -243,74 +240,63 @@ __global__ void __launch_bounds__(THREADS, 1) slices_kernel(const Args a, float*
     maker.run();
 }
 
-// The row blocks: one warp fetches whole tokens, streams and sums, of tiles whose count is full; teams finish one each.
+// A block finishes UNIT tokens of one tile, one after the other. A thread asks for its own columns of the next token as soon as
+// it has those of the last in registers.
 template <Mode M>
 struct Finisher {
+    static constexpr int PIECES = HIDDEN / 8 / MIXERS;  // of 8 columns, of a thread
     const Args& a;
     RowsShared& s;
     const float* sums;
-    const int* finished;
-    const int tiles, team, thread, lane;
+    const int first, end, thread, warp, lane;
 
-    __device__ __forceinline__ Finisher(const Args& a, RowsShared& s, const float* sums, const int* finished)
-        : a(a), s(s), sums(sums), finished(finished), tiles((a.tokens + TILE - 1) / TILE), team(threadIdx.x / TEAM),
-          thread(threadIdx.x % TEAM), lane(threadIdx.x & 31) {}
+    __device__ __forceinline__ Finisher(const Args& a, RowsShared& s, const float* sums)
+        : a(a), s(s), sums(sums), first(blockIdx.x * UNIT), end(first + UNIT < a.tokens ? first + UNIT : a.tokens),
+          thread(threadIdx.x), warp(thread >> 5), lane(thread & 31) {}
 
-    // A tile of this block: every gridDim.x-th. Its tokens go to places and teams in turn.
-    __device__ __forceinline__ int tile(int turn) const { return blockIdx.x + turn * gridDim.x; }
-
-    __device__ __forceinline__ void fetch_tokens() {
-        const __nv_bfloat16* streams = M == SEAM ? a.residual_out : a.residual;
-        for (int turn = 0; tile(turn) < tiles; turn++) {
-            wait_count(finished + tile(turn), SLICES);
-            for (int t = 0; t < TILE; t++) {
-                const int number = turn * TILE + t, place = number % PLACES;
-                const size_t token = (size_t)tile(turn) * TILE + t;
-                if (token >= a.tokens) return;
-                if (number >= PLACES) barrier_wait(&s.empty[place], number / PLACES - 1 & 1);
-                barrier_expect(&s.full[place], sizeof(s.streams[place]) + sizeof(s.sums[place]));
-                fetch(s.streams[place], streams + token * STREAMS * HIDDEN, sizeof(s.streams[place]), &s.full[place]);
-                fetch(s.sums[place], sums + token * SLICES * SUMS, sizeof(s.sums[place]), &s.full[place]);
-            }
-        }
+    __device__ __forceinline__ void ask(int token) {
+        const __nv_bfloat16* streams = (M == SEAM ? a.residual_out : a.residual) + (size_t)token * STREAMS * HIDDEN + thread * 8;
+#pragma unroll
+        for (int i = 0; i < STREAMS; i++)
+#pragma unroll
+            for (int k = 0; k < PIECES; k++)
+                copy16(shared_address(&s.streams[i][k * MIXERS + thread]), streams + i * HIDDEN + k * MIXERS * 8);
+        if (thread < SLICES * SUMS / 4) copy16(shared_address((float4*)s.sums + thread), sums + (size_t)token * SLICES * SUMS + thread * 4);
     }
-
-    __device__ __forceinline__ void meet() { barrier_of(1 + team, TEAM); }
 
     __device__ __forceinline__ void run() {
-        int waiting = 0, oldest = 0;  // tokens whose POST gates are due, the turn of the first
-        for (int turn = 0; tile(turn) < tiles; turn++) {
-            for (int t = team; t < TILE; t += ROW_TEAMS) {
-                const size_t token = (size_t)tile(turn) * TILE + t;
-                if (token >= a.tokens) break;
-                finish_row(turn * TILE + t, token, waiting++);
-            }
-            if (waiting > KEPT - TILE / ROW_TEAMS) finish_kept(waiting, oldest), waiting = 0, oldest = turn + 1;
+        ask(first);
+        for (int token = first; token < end; token++) {
+            wait_copies();
+            uint4 v[PIECES][STREAMS];
+#pragma unroll
+            for (int k = 0; k < PIECES; k++)
+#pragma unroll
+                for (int i = 0; i < STREAMS; i++) v[k][i] = s.streams[i][k * MIXERS + thread];
+            __syncthreads();  // all sums of the token have come
+            if (warp == 0) find_gates(token);
+            __syncthreads();  // and have been read
+            if (token + 1 < end) ask(token + 1);
+            finish_row(v, token);
         }
-        finish_kept(waiting, oldest);
+        __syncthreads();
+        if (warp == 0 && first + lane < end && lane < UNIT) finish_gates(a, s.kept[lane], first + lane);
     }
 
-    // PRE gates of a token, the mix of its streams, and its norm. The token's logits stay in row `kept`.
-    __device__ __forceinline__ void finish_row(int number, size_t token, int kept) {
-        const int place = number % PLACES;
-        barrier_wait(&s.full[place], number / PLACES & 1);
-        uint4 v[PIECES][STREAMS];
+    // Sums over slices in one fixed order, a lane each: PRE gates, and the logits of POST.
+    __device__ __forceinline__ void find_gates(int token) {
+        float total = 0;
 #pragma unroll
-        for (int k = 0; k < PIECES; k++)
-#pragma unroll
-            for (int i = 0; i < STREAMS; i++) v[k][i] = s.streams[place][i][k * TEAM + thread];
-        if (thread < 32) {  // sums over slices in one fixed order, a lane each
-            float total = 0;
-#pragma unroll
-            for (int q = 0; q < SLICES; q++) total += s.sums[place][q][lane];
-            const float z = total * rsqrtf(__shfl_sync(0xffffffffu, total, 24) / (STREAMS * HIDDEN) + a.rms_eps);
-            if (lane < STREAMS) s.gates[team][lane] = sigmoid(z * a.scale[0] + a.base[lane]) + a.hc_eps;
-            else if (lane < STREAMS + GATES) s.kept[team][kept][lane - STREAMS] = z;
-        }
-        meet();
-        if (thread == 0) barrier_expect(&s.empty[place], 0);  // all have read
+        for (int q = 0; q < SLICES; q++) total += s.sums[q][lane];
+        const float z = total * rsqrtf(__shfl_sync(0xffffffffu, total, 24) / (STREAMS * HIDDEN) + a.rms_eps);
+        if (lane < STREAMS) s.gates[lane] = sigmoid(z * a.scale[0] + a.base[lane]) + a.hc_eps;
+        else if (lane < STREAMS + GATES) s.kept[token - first][lane - STREAMS] = z;
+    }
+
+    // The mix of a token's streams, and its norm.
+    __device__ __forceinline__ void finish_row(const uint4 (&v)[PIECES][STREAMS], int token) {
         float g[STREAMS], square = 0;
-        *(float4*)g = *(const float4*)s.gates[team];
+        *(float4*)g = *(const float4*)s.gates;
         uint32_t out[PIECES][4];
 #pragma unroll
         for (int k = 0; k < PIECES; k++)
@@ -324,47 +310,31 @@ struct Finisher {
             }
 #pragma unroll
         for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
-        if (lane == 0) s.squares[team][thread >> 5] = square;
-        meet();
+        float* squares = s.squares[token & 1];  // those of the token before may still be read
+        if (lane == 0) squares[warp] = square;
+        __syncthreads();
         square = 0;
 #pragma unroll
-        for (int q = 0; q < TEAM / 32; q++) square += s.squares[team][q];
+        for (int q = 0; q < MIXERS / 32; q++) square += squares[q];
         const float n = rsqrtf(square / HIDDEN + a.rms_eps);
 #pragma unroll
         for (int k = 0; k < PIECES; k++) {
-            const int column = (k * TEAM + thread) * 8;
+            const int column = (k * MIXERS + thread) * 8;
             float w[8];
-            *(float4*)w = *(const float4*)(s.norm + column), *(float4*)(w + 4) = *(const float4*)(s.norm + column + 4);
+            *(float4*)w = *(const float4*)(a.norm + column), *(float4*)(w + 4) = *(const float4*)(a.norm + column + 4);
 #pragma unroll
             for (int p = 0; p < 4; p++) out[k][p] = pack(low(out[k][p]) * n * w[2 * p], high(out[k][p]) * n * w[2 * p + 1]);
-            *(uint4*)(a.input_out + token * HIDDEN + column) = make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]);
+            *(uint4*)(a.input_out + (size_t)token * HIDDEN + column) = make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]);
         }
-    }
-
-    // The first warp of the team, which wrote the logits.
-    __device__ __forceinline__ void finish_kept(int waiting, int oldest) {
-        constexpr int EACH = TILE / ROW_TEAMS;
-        if (thread >= 32) return;
-        __syncwarp();
-        const size_t token = (size_t)tile(oldest + lane / EACH) * TILE + team + lane % EACH * ROW_TEAMS;
-        if (lane < waiting) finish_gates(a, s.kept[team][lane], token);
-        __syncwarp();
     }
 };
 
 template <Mode M>
-__global__ void __launch_bounds__(ROW_THREADS, 1) rows_kernel(const Args a, const float* sums, const int* finished) {
-    RowsShared& s = *reinterpret_cast<RowsShared*>(dynamic_shared());
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < PLACES; i++) barrier_init(&s.full[i]), barrier_init(&s.empty[i]);
-        barrier_init_seen();
-    }
-    for (int i = threadIdx.x; i < HIDDEN / 4; i += ROW_THREADS) ((float4*)s.norm)[i] = ((const float4*)a.norm)[i];
+__global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums, const int* finished) {
+    if (threadIdx.x == 0) wait_count(finished + blockIdx.x * UNIT / TILE, SLICES);
     __syncthreads();
-    Finisher<M> finisher(a, s, sums, finished);
-    if (threadIdx.x < ROW_TEAMS * TEAM) finisher.run();
-    else if (finisher.lane == 0) finisher.fetch_tokens();
-    wait_for_prerequisites();  // this kernel ends after the other
+    Finisher<M>(a, *reinterpret_cast<RowsShared*>(dynamic_shared()), sums).run();
+    if (blockIdx.x == gridDim.x - 1) wait_for_prerequisites();  // this kernel ends after the other
 }
 
 template <class CUT>
@@ -396,9 +366,8 @@ cudaError_t launch(const Args& a, int groups, float* sums, int* finished, cudaSt
     config.attrs = &attribute;
     error = cudaLaunchKernelEx(&config, kernel, a, sums, finished);
     if (error != cudaSuccess) return error;
-    const int others = processors - SLICES * groups;
-    config.gridDim = dim3(others < 1 ? 1 : others < tiles ? others : tiles);
-    config.blockDim = dim3(ROW_THREADS);
+    config.gridDim = dim3((a.tokens + UNIT - 1) / UNIT);
+    config.blockDim = dim3(MIXERS);
     config.dynamicSmemBytes = sizeof(RowsShared);
     config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, rows, a, (const float*)sums, (const int*)finished);

@@ -22,7 +22,7 @@ step() { # NAME SECONDS COMMAND...
 ops() { for op in $small; do printf -- '--op %s ' "$op"; done; }
 
 points() { # of the seam and PRE, one a line: operation, parameters
-    for point in '{"slices":16}' '{"slices":8}' '{"cluster":8,"warps":8,"chains":1}'; do
+    for point in '{"groups":7}' '{"groups":6}' '{"cluster":8,"warps":8,"chains":1}'; do
         echo "mhc_seam $point"
         echo "mhc_pre $point"
     done
@@ -34,7 +34,7 @@ sanitize() { # TOOL: a few tokens of every CUDA kernel, and a whole tile and a p
             compute-sanitizer --tool "$1" --error-exitcode 9 "$python" -m impl.bench.one --op $op --tokens $tokens --calls 1 || return
         done
     done
-    (points && echo 'mhc_seam {"slices":16,"chunk":64}') | while read -r op point; do
+    (points && echo 'mhc_seam {"groups":5}') | while read -r op point; do
         compute-sanitizer --tool "$1" --error-exitcode 9 "$python" -m impl.bench.one --op "$op" --tokens 149 --parameters "$point" --calls 1 || exit
     done
 }
@@ -53,7 +53,7 @@ profile() {
 export -f sanitize profile points
 export python out
 step build 120 "$python" -m impl.ops.cuda.build
-step mhc 200 "$python" -m impl.ops.mhc_trial --out "$out/mhc.jsonl" --seconds 180
+step mhc 200 "$python" -m impl.ops.mhc_trial --out "$out/mhc.jsonl" --seconds 180 --seeds 10
 step other 200 "$python" -m impl.bench --times --variants $(ops) --backend triton --backend vllm --seconds 0.03 \
     --tokens 1,8,64,1024,8192 --out "$out/other.jsonl"
 step check 200 "$python" -m impl.bench --check --backend triton --backend vllm --backend cuda --runs 1000 --out "$out/check.jsonl"
