@@ -1,7 +1,7 @@
 """Rows of the tuning table from measured records: `python -m impl.bench.tune RECORDS... [--card NAME] [--write]`.
 
 Records are JSON lines of `python -m impl.bench --variants` and of `python -m impl.ops.mhc_trial`. At every number of
-tokens that was measured, the point (backend and parameters) with the least time over all forms of an operation is
+tokens that was measured, the point (backend and parameters) with the least time over the forms of an operation is
 taken, or the last smaller number's where that is as good within the slack; a point whose check failed in the same
 records is not taken. A row holds from one number beyond the last measured one up to the next; the last row has no end.
 """
@@ -118,17 +118,20 @@ def _of_operation(op: str, dims: str, card: str, by_tokens: dict[int, list[Figur
 
 
 def _times(figures: Sequence[Figure]) -> dict[tuple[str, str], tuple[float, str]]:
-    """Mean time over forms of every point that has all of them, and its record; of a backend's own defaults only where
-    none of its points was named. The last of equal measurements counts."""
-    forms = {figure.form for figure in figures}
+    """Mean time over forms of every point that has all of them, and its record; over the forms that all points have,
+    where only defaults have all of them. A backend's own defaults count only where none of its points was named. The
+    last of equal measurements counts."""
     by_point: dict[tuple[str, str], dict[str, Figure]] = defaultdict(dict)
     for figure in figures:
         by_point[figure.point][figure.form] = figure
-    named = {backend for backend, parameters in by_point if parameters != "{}"}
-    whole = {point: list(seen.values()) for point, seen in by_point.items() if set(seen) == forms}
-    whole = whole or {point: list(seen.values()) for point, seen in by_point.items()}
-    whole = {p: seen for p, seen in whole.items() if p[1] != "{}" or p[0] not in named} or whole
-    return {p: (sum(f.ms for f in seen) / len(seen), seen[-1].record) for p, seen in whole.items()}
+    forms = {figure.form for figure in figures}
+    whole = {point: seen for point, seen in by_point.items() if set(seen) == forms}
+    if all(parameters == "{}" for _, parameters in whole):
+        shared = set.intersection(*(set(seen) for seen in by_point.values())) or forms
+        whole = {point: {f: seen[f] for f in shared if f in seen} for point, seen in by_point.items()}
+    named = {backend for backend, parameters in whole if parameters != "{}"}
+    whole = {p: seen for p, seen in whole.items() if p[1] != "{}" or p[0] not in named}
+    return {p: (sum(f.ms for f in seen.values()) / len(seen), figures[-1].record) for p, seen in whole.items()}
 
 
 def merged(table: Sequence[Row], new: Sequence[Row]) -> list[Row]:

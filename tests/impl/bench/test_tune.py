@@ -53,6 +53,15 @@ def test_a_point_is_judged_over_all_its_forms(tmp_path):
     assert [row["parameters"] for row in rows] == [second]
 
 
+def test_points_of_one_form_are_judged_by_it_where_only_defaults_have_both(tmp_path):
+    rows = made(
+        tmp_path, trial("mhc_seam", 64, 1.0, {}), {**trial("mhc_seam", 64, 0.9, {}), "reuse": True},
+        {**trial("mhc_seam", 64, 0.8, {"groups": 7}), "reuse": True},
+        {**trial("mhc_seam", 64, 0.7, {"groups": 6}), "reuse": True},
+    )  # fmt: skip
+    assert [(row["parameters"], row["ms"]) for row in rows] == [({"groups": 6}, 0.7)]
+
+
 def test_a_failed_check_rules_a_point_out(tmp_path):
     fast, slow = {"warps": 16}, {"warps": 8}
     check = {"kind": "check", "backend": "cuda", "op": "mhc_pre", "variant": fast, "ok": False}
