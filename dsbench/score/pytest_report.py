@@ -196,7 +196,14 @@ def _module_path(element: ElementTree.Element) -> str:
 
 
 def _posix(path: str) -> str:
-    return path.replace("\\", "/").removeprefix("./")
+    return _portable(path.replace("\\", "/").removeprefix("./"))
+
+
+def _portable(text: str) -> str:
+    """The id of a test of an installed package, as hypothesis's stateful ones are, without where that is installed."""
+    head, found, rest = text.partition("site-packages/")
+    place = head.rpartition(" ")[2]
+    return text[: len(head) - len(place)] + found + rest if found and place.startswith("../") else text
 
 
 # --- console ----------------------------------------------------------------------------------------------------------
@@ -290,4 +297,4 @@ def _totals(text: str) -> Counter[Status]:
 
 
 def _plain(line: str) -> str:
-    return _COLOUR.sub("", line).rstrip()
+    return _portable(_COLOUR.sub("", line).rstrip())

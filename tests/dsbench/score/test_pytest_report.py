@@ -193,3 +193,16 @@ def test_any_text_is_read_or_refused(text):
     with contextlib.suppress(InputError):
         report = read_report(text, "x")
     assert all(isinstance(case, Case) for case in report.cases.values())
+
+
+def test_the_place_of_an_installed_package_is_no_part_of_an_id():
+    """As hypothesis's stateful tests have it; a test of the checkout keeps its path."""
+    outside = "../../home/me/.venv/lib/python3.11/site-packages/hypothesis/stateful.py"
+    junit = f"""<testsuites><testsuite>
+    <testcase classname="site-packages.hypothesis.stateful" name="runTest" file="{outside}"/>
+    <testcase classname="tests.test_a" name="test_b" file="tests/test_a.py"/></testsuite></testsuites>"""
+    wanted = {"site-packages/hypothesis/stateful.py::runTest": "passed", "tests/test_a.py::test_b": "passed"}
+    assert statuses(read_report(junit, "out.xml")) == wanted
+    console = f"{outside}::runTest PASSED [ 50%]\ntests/test_a.py::test_b PASSED [100%]\n=== 2 passed in 0.01s ===\n"
+    assert statuses(read_console(console, "out.txt")) == wanted
+    assert last_begun(f"{outside}::runTest ", {}) == "site-packages/hypothesis/stateful.py::runTest"
