@@ -30,13 +30,6 @@ __device__ __forceinline__ uint4 load16_fresh(const __nv_bfloat16* p) {
     return v;
 }
 
-// With the rest of its 128 bytes brought into the second-level cache.
-__device__ __forceinline__ uint4 load16_line(const __nv_bfloat16* p) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-
 __device__ __forceinline__ float load_fresh(const float* p) {
     float v;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p));
@@ -141,10 +134,18 @@ __device__ __forceinline__ void fetch(void* place, const void* from, uint32_t by
                  ::"r"(shared_address(place)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
-// 16 bytes from global to an address of shared memory past registers; the rest of the line comes to the second-level cache. Seen by this
-// thread after wait_copies, by others after a barrier behind that.
+// 16 bytes from global to an address of shared memory past registers; the rest of the line comes to the second-level cache. Seen
+// by this thread after wait_copies, by others after a barrier behind that. LAST: nobody reads them again, so that the cache
+// gives them up first.
+template <bool LAST>
 __device__ __forceinline__ void copy16(uint32_t place, const void* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+    if (!LAST) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+        return;
+    }
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "l"(policy) : "memory");
 }
 
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

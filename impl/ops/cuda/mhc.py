@@ -49,7 +49,8 @@ def seam(
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
     tuning: `splits` of the columns for few tokens; `groups` of 16 multiprocessors that make streams for many, while the
-    others finish rows; or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
+    others finish rows, with `early` (2: fn is read while the kernel in front still ends, which must not write it) and
+    `hints` to the cache; or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -105,7 +106,7 @@ def _launch(
     mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
     if "groups" in tuning:
-        name, cut = "mhc_many", {"groups": 7}
+        name, cut = "mhc_many", {"groups": 7, "early": 0, "hints": 0}
     elif "splits" in tuning or (not tuning and residual.shape[0] <= FEW):
         name, cut = "mhc_few", {"splits": SPLITS}
     else:
@@ -192,7 +193,10 @@ _FEW: list[dict[str, Any]] = [{"splits": 128}, {"splits": 64}]
 _SEAM: list[dict[str, Any]] = [
     {"cluster": c, "warps": w, "chains": k} for c, w, k in ((16, 8, 2), (8, 8, 1), (8, 16, 1))
 ]
-_MANY: list[dict[str, Any]] = [{"groups": groups} for groups in (7, 6, 5)]
+_MANY: list[dict[str, Any]] = [
+    {"groups": 7}, {"groups": 7, "early": 2}, {"groups": 7, "hints": 1}, {"groups": 7, "early": 2, "hints": 1},
+    {"groups": 7, "early": 1}, {"groups": 6}, {"groups": 6, "early": 2, "hints": 1},
+]  # fmt: skip
 _HEAD: list[dict[str, Any]] = [*_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2}]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {

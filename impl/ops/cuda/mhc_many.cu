@@ -11,18 +11,18 @@
 // Every element is read and overwritten by the same warp, and y is dead when layer inputs are written, so outputs may
 // alias inputs.
 
-#include "mhc_parts.cuh"
+#include "mhc_rows.cuh"
 
-constexpr int SLICES = 16, COLUMNS = HIDDEN / SLICES;
-constexpr int SUMS = 32;                       // a token's sums of one slice, padded: 24 products, then squares
+constexpr int COLUMNS = HIDDEN / SLICES;
 constexpr int TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of a warp
 constexpr int ROWS = (STREAMS + 1) * TILE;     // of a tile: four streams, then y
 constexpr int TEAMS = 3, THREADS = TEAMS * TEAM;
-constexpr int MIXERS = 256, UNIT = 8;          // threads of the second kernel, tokens of a block
 
-template <Mode M>
+// HINTS: old streams and y, and in the second kernel new streams, are given up by the cache first once they have been read.
+template <Mode M, bool HINTS_>
 struct Sliced {
     static constexpr Mode MODE = M;
+    static constexpr bool LAST = HINTS_, HINTS = HINTS_ && M == SEAM;  // PRE's streams are read again by the second kernel
     static constexpr int OUTPUTS = outputs(M), GROUPS = COLUMNS / 32, WARPS = THREADS / 32, CHAINS = 1;
 };
 
@@ -31,13 +31,6 @@ struct SlicedShared {
     uint4 fn[CUT::GROUPS * STREAMS * CUT::OUTPUTS / 8][2][32];
     uint4 tile[TEAMS][TEAM / 32][ROWS][WIDTH / 8];  // by warps; places of a row's pieces: `piece_at`
     float post[TEAMS][TILE][4], comb[TEAMS][TILE][16];
-};
-
-struct RowsShared {
-    uint4 streams[STREAMS][HIDDEN / 8];
-    float sums[SLICES][SUMS];
-    float gates[STREAMS], squares[2][MIXERS / 32];
-    float kept[UNIT][KEPT_ROW];
 };
 
 // A block's own order of tiles: its blocks of columns go through the same ones.
@@ -85,7 +78,7 @@ struct Maker {
         for (int i = 0; i < STREAMS_; i++)
 #pragma unroll
             for (int t = 0; t < TILE; t += 4)
-                if (t < left) copy16((t & 4 ? far : near) + (i * TILE + t) * WIDTH * 2, from + (t * STREAMS_ + i) * HIDDEN);
+                if (t < left) copy16<CUT::HINTS>((t & 4 ? far : near) + (i * TILE + t) * WIDTH * 2, from + (t * STREAMS_ + i) * HIDDEN);
     }
 
     __device__ __forceinline__ void ask_streams(int first) { ask_rows<STREAMS>(a.residual, first, 0); }
@@ -96,9 +89,9 @@ struct Maker {
 
     __device__ __forceinline__ void ask_gates(int first) {
         if (MODE == PRE) return;
-        if (thread < TILE && first + thread < a.tokens) copy16(shared_address(s.post[team][thread]), a.post + (size_t)(first + thread) * 4);
+        if (thread < TILE && first + thread < a.tokens) copy16<false>(shared_address(s.post[team][thread]), a.post + (size_t)(first + thread) * 4);
         if (thread < TILE * 4 && first + thread / 4 < a.tokens)
-            copy16(shared_address((float4*)s.comb[team] + thread), a.comb + (size_t)first * 16 + thread * 4);
+            copy16<false>(shared_address((float4*)s.comb[team] + thread), a.comb + (size_t)first * 16 + thread * 4);
     }
 
     // New streams of one half of the tile's tokens in vLLM's rounding order; PRE's are what came.
@@ -230,118 +223,29 @@ struct Maker {
 };
 
 template <class CUT>
-__global__ void __launch_bounds__(THREADS, 1) slices_kernel(const Args a, float* sums, int* finished) {
+__global__ void __launch_bounds__(THREADS, 1) slices_kernel(const Args a, float* sums, int* finished, bool early) {
     SlicedShared<CUT>& s = *reinterpret_cast<SlicedShared<CUT>*>(dynamic_shared());
-    launch_dependents();
     Maker<CUT> maker(a, s, sums, finished);
-    maker.ask_first();
+    if (!early) maker.ask_first();
     keep_fn<CUT>(s, a.fn, maker.turns.slice * COLUMNS);
+    wait_for_prerequisites();  // counts are cleared, and whatever wrote the inputs has ended
+    launch_dependents();       // blocks of the second kernel may look at the counts from here on
+    if (early) maker.ask_first();
     __syncthreads();
     maker.run();
 }
 
-// A block finishes UNIT tokens of one tile, one after the other. A thread asks for its own columns of the next token as soon as
-// it has those of the last in registers.
-template <Mode M>
-struct Finisher {
-    static constexpr int PIECES = HIDDEN / 8 / MIXERS;  // of 8 columns, of a thread
-    const Args& a;
-    RowsShared& s;
-    const float* sums;
-    const int first, end, thread, warp, lane;
-
-    __device__ __forceinline__ Finisher(const Args& a, RowsShared& s, const float* sums)
-        : a(a), s(s), sums(sums), first(blockIdx.x * UNIT), end(first + UNIT < a.tokens ? first + UNIT : a.tokens),
-          thread(threadIdx.x), warp(thread >> 5), lane(thread & 31) {}
-
-    __device__ __forceinline__ void ask(int token) {
-        const __nv_bfloat16* streams = (M == SEAM ? a.residual_out : a.residual) + (size_t)token * STREAMS * HIDDEN + thread * 8;
-#pragma unroll
-        for (int i = 0; i < STREAMS; i++)
-#pragma unroll
-            for (int k = 0; k < PIECES; k++)
-                copy16(shared_address(&s.streams[i][k * MIXERS + thread]), streams + i * HIDDEN + k * MIXERS * 8);
-        if (thread < SLICES * SUMS / 4) copy16(shared_address((float4*)s.sums + thread), sums + (size_t)token * SLICES * SUMS + thread * 4);
-    }
-
-    __device__ __forceinline__ void run() {
-        ask(first);
-        for (int token = first; token < end; token++) {
-            wait_copies();
-            uint4 v[PIECES][STREAMS];
-#pragma unroll
-            for (int k = 0; k < PIECES; k++)
-#pragma unroll
-                for (int i = 0; i < STREAMS; i++) v[k][i] = s.streams[i][k * MIXERS + thread];
-            __syncthreads();  // all sums of the token have come
-            if (warp == 0) find_gates(token);
-            __syncthreads();  // and have been read
-            if (token + 1 < end) ask(token + 1);
-            finish_row(v, token);
-        }
-        __syncthreads();
-        if (warp == 0 && first + lane < end && lane < UNIT) finish_gates(a, s.kept[lane], first + lane);
-    }
-
-    // Sums over slices in one fixed order, a lane each: PRE gates, and the logits of POST.
-    __device__ __forceinline__ void find_gates(int token) {
-        float total = 0;
-#pragma unroll
-        for (int q = 0; q < SLICES; q++) total += s.sums[q][lane];
-        const float z = total * rsqrtf(__shfl_sync(0xffffffffu, total, 24) / (STREAMS * HIDDEN) + a.rms_eps);
-        if (lane < STREAMS) s.gates[lane] = sigmoid(z * a.scale[0] + a.base[lane]) + a.hc_eps;
-        else if (lane < STREAMS + GATES) s.kept[token - first][lane - STREAMS] = z;
-    }
-
-    // The mix of a token's streams, and its norm.
-    __device__ __forceinline__ void finish_row(const uint4 (&v)[PIECES][STREAMS], int token) {
-        float g[STREAMS], square = 0;
-        *(float4*)g = *(const float4*)s.gates;
-        uint32_t out[PIECES][4];
-#pragma unroll
-        for (int k = 0; k < PIECES; k++)
-#pragma unroll
-            for (int p = 0; p < 4; p++) {
-                float lo = 0, hi = 0;
-#pragma unroll
-                for (int i = 0; i < STREAMS; i++) lo = fmaf(g[i], low(word(v[k][i], p)), lo), hi = fmaf(g[i], high(word(v[k][i], p)), hi);
-                out[k][p] = pack(lo, hi);
-                square = fmaf(low(out[k][p]), low(out[k][p]), square), square = fmaf(high(out[k][p]), high(out[k][p]), square);
-            }
-#pragma unroll
-        for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
-        float* squares = s.squares[token & 1];  // those of the token before may still be read
-        if (lane == 0) squares[warp] = square;
-        __syncthreads();
-        square = 0;
-#pragma unroll
-        for (int q = 0; q < MIXERS / 32; q++) square += squares[q];
-        const float n = rsqrtf(square / HIDDEN + a.rms_eps);
-#pragma unroll
-        for (int k = 0; k < PIECES; k++) {
-            const int column = (k * MIXERS + thread) * 8;
-            float w[8];
-            *(float4*)w = *(const float4*)(a.norm + column), *(float4*)(w + 4) = *(const float4*)(a.norm + column + 4);
-#pragma unroll
-            for (int p = 0; p < 4; p++) out[k][p] = pack(low(out[k][p]) * n * w[2 * p], high(out[k][p]) * n * w[2 * p + 1]);
-            *(uint4*)(a.input_out + (size_t)token * HIDDEN + column) = make_uint4(out[k][0], out[k][1], out[k][2], out[k][3]);
-        }
-    }
-};
-
-template <Mode M>
-__global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums, const int* finished) {
-    if (threadIdx.x == 0) wait_count(finished + blockIdx.x * UNIT / TILE, SLICES);
-    __syncthreads();
-    Finisher<M>(a, *reinterpret_cast<RowsShared*>(dynamic_shared()), sums).run();
-    if (blockIdx.x == gridDim.x - 1) wait_for_prerequisites();  // this kernel ends after the other
+__global__ void clear_kernel(int* finished, int tiles) {
+    launch_dependents();
+    wait_for_prerequisites();  // the memory may still be another kernel's
+    for (int i = threadIdx.x; i < tiles; i += THREADS) finished[i] = 0;
 }
 
 template <class CUT>
-cudaError_t launch(const Args& a, int groups, float* sums, int* finished, cudaStream_t stream) {
+cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream_t stream) {
     static int processors = 0;
     auto kernel = slices_kernel<CUT>;
-    auto rows = rows_kernel<CUT::MODE>;
+    auto rows = rows_kernel<CUT::MODE, CUT::LAST>;
     if (processors == 0) {
         static_assert(sizeof(SlicedShared<CUT>) <= 232448 && sizeof(RowsShared) <= 232448, "shared memory of an SM");
         int device = 0;
@@ -353,18 +257,28 @@ cudaError_t launch(const Args& a, int groups, float* sums, int* finished, cudaSt
     }
     const int tiles = (a.tokens + TILE - 1) / TILE, fit = processors / SLICES;
     if (groups > fit) groups = fit > 0 ? fit : 1;
-    cudaError_t error = cudaMemsetAsync(finished, 0, tiles * sizeof(int), stream);
-    if (error != cudaSuccess) return error;
+    int* finished = (int*)(sums + (size_t)a.tokens * SLICES * SUMS);
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
+    config.stream = stream;
+    config.attrs = &attribute;
+    cudaError_t error;
+    if (early == 0) {
+        error = cudaMemsetAsync(finished, 0, tiles * sizeof(int), stream);
+    } else {
+        config.gridDim = dim3(1);
+        config.blockDim = dim3(THREADS);
+        config.numAttrs = early > 1 ? 1 : 0;
+        error = cudaLaunchKernelEx(&config, clear_kernel, finished, tiles);
+    }
+    if (error != cudaSuccess) return error;
     config.gridDim = dim3(SLICES * (tiles < groups ? tiles : groups));
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = sizeof(SlicedShared<CUT>);
-    config.stream = stream;
-    config.attrs = &attribute;
-    error = cudaLaunchKernelEx(&config, kernel, a, sums, finished);
+    config.numAttrs = early > 0 ? 1 : 0;
+    error = cudaLaunchKernelEx(&config, kernel, a, sums, finished, early > 0);
     if (error != cudaSuccess) return error;
     config.gridDim = dim3((a.tokens + UNIT - 1) / UNIT);
     config.blockDim = dim3(MIXERS);
@@ -374,13 +288,16 @@ cudaError_t launch(const Args& a, int groups, float* sums, int* finished, cudaSt
 }
 
 // groups: blocks of a slice, which go through the tiles side by side; 16 times as many multiprocessors are the first
-// kernel's. sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16 tokens. Returns a cudaError_t; -1 for a mode
-// that was not compiled, or no groups.
-extern "C" int mhc_many_launch(int mode, int groups, const Args* a, float* sums, void* stream) {
-    int* finished = (int*)(sums + (size_t)a->tokens * SLICES * SUMS);
+// kernel's. early: the first kernel begins with fn while the counts are being cleared (1), or while the kernel in front
+// ends (2; fn must not be that one's). hints: 0 or 1. sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16
+// tokens. Returns a cudaError_t; -1 for a mode that was not compiled, or no groups.
+extern "C" int mhc_many_launch(int mode, int groups, int early, int hints, const Args* a, float* sums, void* stream) {
+    cudaStream_t on = (cudaStream_t)stream;
     if (groups < 1) return -1;
-    if (mode == SEAM) return launch<Sliced<SEAM>>(*a, groups, sums, finished, (cudaStream_t)stream);
-    if (mode == PRE) return launch<Sliced<PRE>>(*a, groups, sums, finished, (cudaStream_t)stream);
+    if (mode == SEAM && hints) return launch<Sliced<SEAM, true>>(*a, groups, early, sums, on);
+    if (mode == SEAM) return launch<Sliced<SEAM, false>>(*a, groups, early, sums, on);
+    if (mode == PRE && hints) return launch<Sliced<PRE, true>>(*a, groups, early, sums, on);
+    if (mode == PRE) return launch<Sliced<PRE, false>>(*a, groups, early, sums, on);
     return -1;
 }
 

@@ -33,7 +33,8 @@ def normal(*shape):
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
     folder = tmp_path_factory.mktemp("emulated")
-    shutil.copy(build.SOURCES / "mhc_parts.cuh", folder)
+    for path in build.SOURCES.glob("mhc*.cuh"):
+        shutil.copy(path, folder)
     for path in Path(__file__).with_name("emulator").iterdir():
         shutil.copy(path, folder)
     made = {}

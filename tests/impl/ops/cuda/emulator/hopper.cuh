@@ -6,7 +6,6 @@
 inline uint4 load16(const __nv_bfloat16* p) { return *(const uint4*)p; }
 inline uint4 load16_cached(const __nv_bfloat16* p) { return *(const uint4*)p; }
 inline uint4 load16_fresh(const __nv_bfloat16* p) { return *(const uint4*)p; }
-inline uint4 load16_line(const __nv_bfloat16* p) { return *(const uint4*)p; }
 inline float load_fresh(const float* p) { return *p; }
 inline void store16(__nv_bfloat16* p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) { *(uint4*)p = make_uint4(a, b, c, d); }
 
@@ -92,7 +91,8 @@ inline void fetch(void* place, const void* from, uint32_t bytes, uint64_t* barri
 
 inline uint32_t shared_address(const void* p) { return (uint32_t)((const char*)p - emulator::now->block->base()); }
 // At once, or as late as it may be.
-inline void copy16(uint32_t address, const void* from) {
+template <bool LAST>
+void copy16(uint32_t address, const void* from) {
     char* place = emulator::now->block->base() + address;
     if ((uintptr_t)place % 16 || (uintptr_t)from % 16) fprintf(stderr, "emulator: a copy off 16 bytes\n"), abort();
     static std::mt19937_64 random(7);
