@@ -6,7 +6,7 @@
 set -u
 out=${1:?usage: measure.sh OUT [STEP...]}
 shift
-steps=${*:-"build mhc other check tests memcheck racecheck toggles profile"}
+steps=${*:-"build mhc other check tests kernels memcheck racecheck toggles profile"}
 mkdir -p "$out"
 python=${PYTHON:-python3}
 small="index_map topk_metadata query_norm_rope kv_insert draft_sample rejection"
@@ -58,6 +58,7 @@ step other 200 "$python" -m impl.bench --times --variants $(ops) --backend trito
     --tokens 1,8,64,1024,8192 --out "$out/other.jsonl"
 step check 200 "$python" -m impl.bench --check --backend triton --backend vllm --backend cuda --runs 1000 --out "$out/check.jsonl"
 step tests 300 "$python" -m pytest -q -p no:cacheprovider tests/impl/ops
+step kernels 300 "$python" -P -m dsbench kernels --times --seconds 0.05 --tokens 1,8,64,1024,8192 -o "$out/kernels"
 step memcheck 300 bash -c 'sanitize memcheck'
 step racecheck 300 bash -c 'sanitize racecheck'
 step toggles 200 "$python" -m impl.bench --toggles --out "$out/toggles.jsonl"
