@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dsbench.answer_settings import Gsm8kProbe, InstructionProbe, SmokeProbe
-from dsbench.probe_table import Count, ProbeTable, Table, Text
+from dsbench.probe_table import Count, Once, ProbeTable, Table, Text
 from dsbench.probes.needles import BALLOT, MORE_BALLOTS
 from dsbench.pytest_settings import KernelsProbe, UnitProbe
 from dsbench.tool_scenarios import Scenario, battery
@@ -43,7 +43,7 @@ class DecodeProbe(ProbeTable):
 
     timed: ClassVar[bool] = True
 
-    streams: list[Count] = Field(min_length=1)
+    streams: Annotated[list[Count], Once] = Field(min_length=1)
     """Numbers of concurrent streams; one metric `decode.tps.cN` each."""
     tokens: int = Field(ge=8)
     """Tokens generated per stream; the end token is ignored."""
@@ -71,7 +71,7 @@ class PrefillProbe(ProbeTable):
 
     timed: ClassVar[bool] = True
 
-    lengths: list[Annotated[int, Field(ge=8)]] = Field(min_length=1)
+    lengths: Annotated[list[Annotated[int, Field(ge=8)]], Once] = Field(min_length=1)
     """Prompt lengths in tokens; one metric `prefill.tps.N` each."""
     repeats: Count = 3
 
@@ -87,7 +87,7 @@ class GpuTimeProbe(ProbeTable):
 
     timed: ClassVar[bool] = True
 
-    streams: list[Count] = Field(min_length=1)
+    streams: Annotated[list[Count], Once] = Field(min_length=1)
     """Numbers of concurrent streams; one metric `decode.gpu_ms.cN` each."""
     tokens: Annotated[int, Field(ge=16)] = 96
     """Tokens generated per stream, once untraced and once traced."""
@@ -150,7 +150,7 @@ class OutputLawProbe(ProbeTable):
     """Requests in a boot, shared out over the prompts; each has its own seed."""
     tokens: Annotated[int, Field(ge=2, le=8)] = 4
     """Tokens of a request; the first comes without a draft."""
-    together: list[Annotated[int, Field(ge=2)]] = Field(default=[3, 6], min_length=2)
+    together: Annotated[list[Annotated[int, Field(ge=2)]], Once] = Field(default=[3, 6], min_length=2)
     """Requests at one time, in parts of equal size. A stale buffer hides at the batch size captured last,
     so there are at least two sizes."""
     contexts: Count = 12
@@ -174,10 +174,12 @@ class CoherenceProbe(ProbeTable):
     """Lines that look like needles and are none."""
     ballots: Annotated[int, Field(ge=0, le=400)] = 0
     """Ballots among the lines of `pairs`, at least; their tally is asked for behind the keys. 0: neither."""
-    concurrencies: list[Count] = Field(default=[1, 12], min_length=1)
+    concurrencies: Annotated[list[Count], Once] = Field(default=[1, 12], min_length=1)
     seeds: Count = 2
     """Times that each concurrency and payload is asked, each with prompts of its own."""
-    payloads: list[Literal["unique", "identical"]] = Field(default=["unique", "identical"], min_length=1)
+    payloads: Annotated[list[Literal["unique", "identical"]], Once] = Field(
+        default=["unique", "identical"], min_length=1
+    )
     """unique: every request has a prompt of its own. identical: all requests of a seed send one prompt."""
     max_tokens: Count = 384
     chat_template_kwargs: dict[str, Any] = Field(default={})
@@ -221,7 +223,7 @@ class ConcurrencyProbe(ProbeTable):
 
     prompts: list[Text] = Field(min_length=1)
     """Shared out over the streams."""
-    streams: list[Count] = Field(default=[1, 2, 4, 8, 12], min_length=1)
+    streams: Annotated[list[Count], Once] = Field(default=[1, 2, 4, 8, 12], min_length=1)
     max_tokens: Annotated[int, Field(ge=8)] = 500
     """Tokens of every stream; the end token is ignored."""
     repeats: Count = 2
@@ -239,7 +241,7 @@ class LongContextProbe(ProbeTable):
 
     timed: ClassVar[bool] = True
 
-    lengths: list[Annotated[int, Field(ge=8)]] = Field(default=[32_768, 65_536], min_length=1)
+    lengths: Annotated[list[Annotated[int, Field(ge=8)]], Once] = Field(default=[32_768, 65_536], min_length=1)
     """Prompt lengths in tokens; one metric `long_context.tps.N` each."""
     tokens: Annotated[int, Field(ge=8)] = 2048
     """Tokens of output; the end token is ignored."""

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Self
+from collections import Counter
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
+
+
+def _each_once(values: list[Any]) -> list[Any]:
+    if twice := [value for value, times in Counter(values).items() if times > 1]:
+        raise ValueError(f"names {twice[0]} more than once: name each value once")
+    return values
+
+
+Once = AfterValidator(_each_once)
+"""Of a list whose values each give a metric, or items, of their own: one that stands twice would be read twice."""
 
 
 class Table(BaseModel):

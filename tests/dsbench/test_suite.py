@@ -101,6 +101,35 @@ def test_errors_name_file_line_and_key(old, new, said):
     assert problem(GOOD.replace(old, new)).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("table", "key", "values"),
+    [
+        ("decode", "streams", [4, 1, 4]),
+        ("prefill", "lengths", [64, 256, 64]),
+        ("gpu_time", "streams", [2, 2]),
+        ("concurrency", "streams", [1, 1]),
+        ("long_context", "lengths", [512, 512]),
+        ("output_law", "together", [3, 6, 3]),
+        ("coherence", "concurrencies", [1, 12, 1]),
+        ("coherence", "payloads", ["unique", "unique"]),
+    ],
+)
+def test_a_value_that_would_be_read_twice_is_refused(table, key, values):
+    """Two readings of one metric in a boot cannot be judged, so they are not to be taken."""
+    needed = {
+        "decode": "tokens = 16\n",
+        "concurrency": 'prompts = ["a"]\n',
+        "output_law": 'prompts = ["a"]\n',
+        "coherence": 'style = "pairs"\nlines = 60\n',
+    }
+    head = f'name = "x"\nsummary = "s"\nblocks = 2\n[probes.{table}]\n{needed.get(table, "")}'
+    first, once = values[0], list(dict.fromkeys(values))
+    said = problem(f"{head}{key} = {values}\n")
+    line = head.count("\n") + 1
+    assert said == f"suites/x.toml:{line}: probes.{table}.{key} names {first} more than once: name each value once"
+    assert parse_suite(f"{head}{key} = {once}\n", "x.toml").probes.names() == [table]
+
+
 def test_unterminated_text_points_at_the_end():
     assert problem(GOOD + 'x = """').startswith(f"suites/x.toml:{GOOD.count(chr(10)) + 1}: not valid TOML")
 
