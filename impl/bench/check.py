@@ -68,7 +68,8 @@ def _sibling(case: Case) -> Case:
 
 def _in_place(case: Case, way: Way, tokens: int, device: torch.device) -> Event:
     """In place against fresh, over inputs of INPUTS seeds. The reference of the small seam is a race on purpose."""
-    event: Event = {"event": "check", "check": IN_PLACE, "op": case.op, "backend": way.backend, "tokens": tokens}
+    event: Event = {"event": "check", "check": IN_PLACE, "op": case.op, "backend": way.backend,
+                    "parameters": way.parameters, "tokens": tokens}  # fmt: skip
     fresh = next(w for w in _ways(_sibling(case), [way.backend], device, tokens))
     race = case.op == SEAM and way.backend == TORCH and tokens <= SMALL_TOKENS
     equal, refused = 0, ""
@@ -105,7 +106,8 @@ def writes_over(case: Case, inputs: Inputs, found: Sequence[Tensor]) -> bool:
 
 def _race(case: Case, way: Way, tokens: int, runs: int, device: torch.device) -> Event:
     """The small-token path in place, `runs` times over the same inputs: how many runs differ from fresh buffers."""
-    event: Event = {"event": "check", "check": "race", "op": case.op, "backend": way.backend, "tokens": tokens}
+    event: Event = {"event": "check", "check": "race", "op": case.op, "backend": way.backend,
+                    "parameters": way.parameters, "tokens": tokens}  # fmt: skip
     inputs = case.build(shape(device.type), tokens, device, tokens)
     kept = pristine(case, inputs)
     try:
@@ -138,7 +140,8 @@ def _against(case: Case, names: Sequence[str], tokens: int, device: torch.device
             continue
         for way in _ways(case, others, device, tokens):
             event: Event = {"event": "check", "check": "reference" if base == TORCH else base, "op": case.op,
-                            "form": case.form, "backend": way.backend, "tokens": tokens}  # fmt: skip
+                            "form": case.form, "backend": way.backend, "parameters": way.parameters,
+                            "tokens": tokens}  # fmt: skip
             try:
                 other = next(iter(_ways(case, [base], device, tokens)))
                 wanted = other.compute(case.build(shape(device.type), tokens, device, 7))

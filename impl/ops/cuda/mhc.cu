@@ -366,8 +366,13 @@ __global__ void __launch_bounds__(CUT::CHAINS * CUT::WARPS * 32, CUT::RESIDENT) 
 
 template <class CUT, bool MEAN>
 int launch(const Args& a, cudaStream_t stream) {
-    static int resident = 0;  // clusters that fit at once; the same on every device of one kind
+    static int known[DEVICES] = {};  // clusters that fit at once
     auto kernel = mhc_kernel<CUT, MEAN>;
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess && device >= DEVICES) error = cudaErrorInvalidDevice;
+    if (error != cudaSuccess) return error;
+    int& resident = known[device];
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {CUT::CLUSTER, 1, 1};
@@ -380,7 +385,7 @@ int launch(const Args& a, cudaStream_t stream) {
     config.numAttrs = 1;
     if (resident == 0) {
         static_assert(sizeof(Shared<CUT>) <= 232448 / CUT::RESIDENT - (CUT::RESIDENT > 1 ? 1024 : 0), "shared memory of an SM");
-        cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<CUT>));
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<CUT>));
         if (error == cudaSuccess && CUT::CLUSTER > 8)
             error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
         if (error == cudaSuccess) error = cudaOccupancyMaxActiveClusters(&resident, kernel, &config);

@@ -151,6 +151,13 @@ def _args(residual: Tensor, **tensors: Tensor | None) -> _Args | None:
                 f"{name} must be contiguous {wanted} on {residual.device}, got {tensor.dtype}, "
                 f"strides {tensor.stride()} on {tensor.device}"
             )
+        numbers = n * PER_TOKEN[name] if name in PER_TOKEN else FIXED.get(name, tensor.numel())
+        if tensor.numel() < numbers or (tensor.data_ptr() % 16 and name not in SCALARS):
+            raise ValueError(
+                f"{name} must have {numbers} numbers from a multiple of 16 bytes on, got {tuple(tensor.shape)} "
+                f"at {tensor.data_ptr() % 16} bytes past one"
+            )
+    _apart_or_the_same(given)
     args = _Args(tokens=n)
     for name, tensor in given.items():
         setattr(args, name, tensor.data_ptr())
@@ -161,7 +168,8 @@ def _run(name: str, residual: Tensor, cut: Mapping[str, int], *arguments: Any) -
     """One launch on the current stream. Raises RuntimeError with CUDA's own words, or for what was not compiled."""
     library = _library(name, residual.device.index or 0)
     stream = torch.cuda.current_stream(residual.device).cuda_stream
-    code = getattr(library, f"{name}_launch")(*arguments, ctypes.c_void_p(stream))
+    with torch.cuda.device(residual.device):  # the default stream is the one of the device at hand
+        code = getattr(library, f"{name}_launch")(*arguments, ctypes.c_void_p(stream))
     if code < 0:
         raise RuntimeError(f"{name}.cu: no kernel of {', '.join(f'{key} {value}' for key, value in cut.items())}")
     if code:
@@ -169,6 +177,24 @@ def _run(name: str, residual: Tensor, cut: Mapping[str, int], *arguments: Any) -
 
 
 BF16 = {"residual", "y", "residual_out", "input_out", "mean"}
+PER_TOKEN = {
+    "residual": STREAMS * HIDDEN, "residual_out": STREAMS * HIDDEN, "y": HIDDEN, "input_out": HIDDEN, "mean": HIDDEN,
+    "post": STREAMS, "post_out": STREAMS, "comb": STREAMS * STREAMS, "comb_out": STREAMS * STREAMS,
+}  # fmt: skip
+FIXED = {"norm": HIDDEN}
+SCALARS = {"scale", "base"}
+"""Read a number at a time, from any address."""
+OUTPUTS = ("residual_out", "input_out", "mean", "post_out", "comb_out")
+
+
+def _apart_or_the_same(given: Mapping[str, Tensor]) -> None:
+    """In place means the same memory: an output a few tokens beside an input is read by blocks it is not for."""
+    places = {name: (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for name, t in given.items()}
+    for out in OUTPUTS:
+        for name, (begin, end) in places.items():
+            from_, to = places.get(out, (0, 0))
+            if name != out and (from_, to) != (begin, end) and begin < to and from_ < end:
+                raise ValueError(f"{out} must be {name} itself or apart from it, got a part of its memory")
 
 
 @cache

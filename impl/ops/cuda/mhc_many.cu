@@ -194,7 +194,8 @@ struct Maker {
             const float4 more = *(const float4*)part(w, t, four);
             sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
         }
-        *(float4*)(sums + ((size_t)(first + t) * SLICES + turns.slice) * SUMS + four * 4) = sum;
+        // Spelled so that the compiler sees the alignment and stores 16 bytes at once.
+        *(float4*)(sums + (((size_t)(first + t) * SLICES + turns.slice) * (SUMS / 4) + four) * 4) = sum;
     }
 
     __device__ __forceinline__ void meet() { barrier_of(1 + team, TEAM); }
@@ -226,11 +227,16 @@ template <class CUT>
 __global__ void __launch_bounds__(THREADS, 1) slices_kernel(const Args a, float* sums, int* finished, bool early) {
     SlicedShared<CUT>& s = *reinterpret_cast<SlicedShared<CUT>*>(dynamic_shared());
     Maker<CUT> maker(a, s, sums, finished);
-    if (!early) maker.ask_first();
+    if (!early) {
+        launch_dependents();
+        maker.ask_first();
+    }
     keep_fn<CUT>(s, a.fn, maker.turns.slice * COLUMNS);
-    wait_for_prerequisites();  // counts are cleared, and whatever wrote the inputs has ended
-    launch_dependents();       // blocks of the second kernel may look at the counts from here on
-    if (early) maker.ask_first();
+    if (early) {
+        wait_for_prerequisites();  // counts are cleared, and whatever wrote the inputs has ended
+        launch_dependents();       // blocks of the second kernel may look at the counts from here on
+        maker.ask_first();
+    }
     __syncthreads();
     maker.run();
 }
@@ -243,20 +249,23 @@ __global__ void clear_kernel(int* finished, int tiles) {
 
 template <class CUT>
 cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream_t stream) {
-    static int processors = 0;
+    static int known[DEVICES] = {};
     auto kernel = slices_kernel<CUT>;
     auto rows = rows_kernel<CUT::MODE, CUT::LAST>;
+    static_assert(sizeof(SlicedShared<CUT>) <= 232448 && sizeof(RowsShared) <= 232448, "shared memory of an SM");
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess && device >= DEVICES) error = cudaErrorInvalidDevice;
+    if (error != cudaSuccess) return error;
+    int& processors = known[device];
     if (processors == 0) {
-        static_assert(sizeof(SlicedShared<CUT>) <= 232448 && sizeof(RowsShared) <= 232448, "shared memory of an SM");
-        int device = 0;
-        cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(SlicedShared<CUT>));
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(SlicedShared<CUT>));
         if (error == cudaSuccess) error = cudaFuncSetAttribute(rows, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(RowsShared));
-        if (error == cudaSuccess) error = cudaGetDevice(&device);
         if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
         if (error != cudaSuccess) return error;
     }
-    const int tiles = (a.tokens + TILE - 1) / TILE, fit = processors / SLICES;
-    if (groups > fit) groups = fit > 0 ? fit : 1;
+    const int tiles = (a.tokens + TILE - 1) / TILE;
+    if (groups * SLICES > processors) return cudaErrorInvalidConfiguration;
     int* finished = (int*)(sums + (size_t)a.tokens * SLICES * SUMS);
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -264,7 +273,6 @@ cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream
     cudaLaunchConfig_t config = {};
     config.stream = stream;
     config.attrs = &attribute;
-    cudaError_t error;
     if (early == 0) {
         error = cudaMemsetAsync(finished, 0, tiles * sizeof(int), stream);
     } else {
@@ -284,16 +292,16 @@ cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream
     config.blockDim = dim3(MIXERS);
     config.dynamicSmemBytes = sizeof(RowsShared);
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, rows, a, (const float*)sums, (const int*)finished);
+    return cudaLaunchKernelEx(&config, rows, a, (const float*)sums, (const int*)finished, early > 1);
 }
 
 // groups: blocks of a slice, which go through the tiles side by side; 16 times as many multiprocessors are the first
 // kernel's. early: the first kernel begins with fn while the counts are being cleared (1), or while the kernel in front
-// ends (2; fn must not be that one's). hints: 0 or 1. sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16
-// tokens. Returns a cudaError_t; -1 for a mode that was not compiled, or no groups.
+// ends (2: fn must not be written by anything that has not ended). hints: 0 or 1. sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16
+// tokens. Returns a cudaError_t; -1 for what was not compiled.
 extern "C" int mhc_many_launch(int mode, int groups, int early, int hints, const Args* a, float* sums, void* stream) {
     cudaStream_t on = (cudaStream_t)stream;
-    if (groups < 1) return -1;
+    if (groups < 1 || early < 0 || early > 2 || hints < 0 || hints > 1) return -1;
     if (mode == SEAM && hints) return launch<Sliced<SEAM, true>>(*a, groups, early, sums, on);
     if (mode == SEAM) return launch<Sliced<SEAM, false>>(*a, groups, early, sums, on);
     if (mode == PRE && hints) return launch<Sliced<PRE, true>>(*a, groups, early, sums, on);

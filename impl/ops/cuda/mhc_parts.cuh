@@ -10,6 +10,7 @@
 
 constexpr int STREAMS = 4, TILE = 16, GATES = 20;  // GATES: post and comb of one token
 constexpr int SLOTS = 8;                           // partial products kept side by side by a chain
+constexpr int DEVICES = 64;                        // of a process, whose limits are remembered
 constexpr int KEPT = 32, KEPT_ROW = 21;            // tokens whose logits wait for their Sinkhorn, padded rows
 
 enum Mode { SEAM = 0, PRE = 1, HEAD = 2 };

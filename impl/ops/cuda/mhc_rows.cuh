@@ -7,6 +7,7 @@
 constexpr int SLICES = 16;             // of the columns, in the first kernel
 constexpr int SUMS = 32;               // a token's sums of one slice, padded: 24 products, then squares
 constexpr int MIXERS = 256, UNIT = 8;  // threads of a block, tokens that it finishes
+static_assert(TILE % UNIT == 0 && UNIT <= 32, "a block waits for one tile, and a warp has a lane for each of its tokens");
 
 struct RowsShared {
     uint4 streams[STREAMS][HIDDEN / 8];
@@ -105,8 +106,8 @@ struct Finisher {
 };
 
 template <Mode M, bool HINTS>
-__global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums, const int* finished) {
-    launch_dependents();
+__global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums, const int* finished, bool early) {
+    if (early) launch_dependents();  // for the next call's first kernels
     if (threadIdx.x == 0) wait_count(finished + blockIdx.x * UNIT / TILE, SLICES);
     __syncthreads();
     Finisher<M, HINTS>(a, *reinterpret_cast<RowsShared*>(dynamic_shared()), sums).run();

@@ -5,6 +5,7 @@ barriers and byte counts are the ones a GPU runs. A barrier that not all come to
 process.
 """
 
+import contextlib
 import ctypes
 import shutil
 import subprocess
@@ -56,8 +57,18 @@ def emulated(libraries, monkeypatch):
     head = mhc.HeadWeights(normal(4, 4 * HIDDEN) / 128, 1 + 0.1 * normal(1), 0.1 * normal(4), 1e-6, 1e-6)
     monkeypatch.setattr(kernels, "_library", lambda name, _device: libraries[name])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: types.SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.Tensor, "new_empty", used_before)
     monkeypatch.setattr(mhc_cases, "acts", lambda n, _seed: acts(n))
     monkeypatch.setattr(mhc_cases, "weights", lambda: (seam, head))
+
+
+def used_before(self, *shape, dtype=None):
+    """Memory in which another call has left counts of whole tiles: what is not cleared is seen as such."""
+    size = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    made = torch.empty(*size, dtype=dtype or self.dtype)
+    made.view(torch.uint8).view(torch.int32).fill_(16) if made.numel() * made.element_size() % 4 == 0 else made.zero_()
+    return made
 
 
 def acts(n):
@@ -83,9 +94,45 @@ def tokens_of(variant):
     ],
 )
 def test_against_the_reference_and_in_place_against_fresh(emulated, op, variant):
+    if "groups" in variant:  # one group as every group: what is emulated has 16 multiprocessors
+        variant = {**variant, "groups": 1}
     for n in tokens_of(variant):
         found = mhc_cases.check(op, kernels.OPERATIONS[op], dict(variant), n)
         assert found["ok"], (n, found)
+
+
+@pytest.mark.parametrize("early", [0, 2])
+def test_groups_part_the_tiles(emulated, libraries, monkeypatch, tmp_path, early):
+    """Two groups of 16 blocks, one of them a tile behind; more than fit are refused."""
+    library = ctypes.CDLL(str(shutil.copy(libraries["mhc_many"]._name, tmp_path / "own.so")))
+    ctypes.c_int.in_dll(library, "emulator_resident").value = 2
+    library.mhc_many_error.restype = ctypes.c_char_p
+    monkeypatch.setattr(kernels, "_library", lambda _name, _device: library)
+    found = mhc_cases.check("mhc_seam", kernels.seam, {"groups": 2, "early": early}, 16 * 6 + 5)
+    assert found["ok"], found
+    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: an error"):
+        kernels.seam(*acts(1).all(), mhc_cases.weights()[0], groups=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: {"y": a.y[:-1]}, r"y must have 8192 numbers"),
+        (lambda a: {"y": torch.empty(2 * HIDDEN + 1, dtype=torch.bfloat16)[1:].view(2, HIDDEN)}, r"2 bytes past one"),
+    ],
+)
+def test_what_a_kernel_would_read_past_is_refused(emulated, change, message):
+    a = acts(2)
+    given = dict(zip(("residual", "y", "post", "comb"), a.all(), strict=True)) | change(a)
+    with pytest.raises(ValueError, match=message):
+        kernels.seam(**given, weights=mhc_cases.weights()[0], splits=64)
+
+
+def test_an_output_a_token_beside_its_input_is_refused(emulated):
+    whole = normal(3, 4, HIDDEN).bfloat16()
+    a = acts(2)
+    with pytest.raises(ValueError, match="residual_out must be residual itself or apart from it"):
+        kernels.seam(whole[:2], a.y, a.post, a.comb, mhc_cases.weights()[0], residual_out=whole[1:], splits=64)
 
 
 def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
@@ -98,7 +145,7 @@ def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
     assert ctypes.c_int.in_dll(library, "emulator_clusters").value == 3
 
 
-@pytest.mark.parametrize("variant", [{"splits": 64}, {"groups": 6}, {"cluster": 16, "warps": 8, "chains": 2}])
+@pytest.mark.parametrize("variant", [{"splits": 64}, {"groups": 1}, {"cluster": 16, "warps": 8, "chains": 2}])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
     a = acts(21)
     batch = kernels.seam(*a.all(), mhc_cases.weights()[0], **variant)

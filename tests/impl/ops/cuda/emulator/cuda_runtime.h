@@ -209,7 +209,7 @@ inline uint32_t __float_as_uint(float v) { uint32_t u; memcpy(&u, &v, 4); return
 
 typedef int cudaError_t;
 typedef void* cudaStream_t;
-enum { cudaSuccess = 0, cudaErrorLaunchOutOfResources = 701 };
+enum { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9, cudaErrorInvalidDevice = 101, cudaErrorLaunchOutOfResources = 701 };
 enum { cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
 struct cudaLaunchAttribute {
@@ -239,7 +239,7 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* found, K, const cudaLaunchConfig
 }
 enum { cudaDevAttrMultiProcessorCount = 16 };
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) { return *value = 8 * emulator_resident, cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) { return *value = 16 * emulator_resident, cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return "an error of the emulator"; }
 
 inline cudaError_t cudaMemsetAsync(void* place, int value, size_t bytes, cudaStream_t) { return memset(place, value, bytes), cudaSuccess; }

@@ -107,6 +107,7 @@ inline void wait_copies() {
 inline void count_up(int* count) { ++*count; }
 inline void wait_count(const int* count, int wanted) {
     emulator::wait_for("a count", [&] { return *count >= wanted; });
+    if (*count > wanted) fprintf(stderr, "emulator: a count of %d where %d end it\n", *count, wanted), abort();
 }
 
 inline float reciprocal(float v) { return 1.0f / v; }
