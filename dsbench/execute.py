@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -105,7 +106,8 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
                 progress.update(task, description=f"{_describe(plan, planned)} {phase}")
 
             with _storing(folder):
-                ended_as = _boot(plan, planned, attempts.get(planned.number, 0) + 1, folder, engine, writer, tell)
+                attempt = _next_attempt(folder, planned, attempts.get(planned.number, 0))
+                ended_as = _boot(plan, planned, attempt, folder, engine, writer, tell)
             progress.advance(task)
             if not attempts and planned is plan.boots[0] and REFUSED in ended_as.reason:
                 raise InputError(f"the engine refuses this build:{ended_as.reason.partition('ends:')[2]}")
@@ -231,6 +233,11 @@ def _boot(
 
 def _boot_dir(folder: Path, planned: PlannedBoot, attempt: int) -> Path:
     return folder / BOOTS / (planned.folder if attempt == 1 else f"{planned.folder}-attempt{attempt}")
+
+
+def _next_attempt(folder: Path, planned: PlannedBoot, recorded: int) -> int:
+    """The first attempt after those recorded that has no folder yet: of records that were cut off, folders stay."""
+    return next(n for n in itertools.count(recorded + 1) if not os.path.lexists(_boot_dir(folder, planned, n)))
 
 
 def _wait(running: Running, plan: Plan) -> str | None:

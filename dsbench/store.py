@@ -163,6 +163,27 @@ def check_room(folder: Path) -> None:
             probe.unlink()
 
 
+def _own_boots(folder: Path) -> None:
+    """Make the folder of all boots anew where it is gone, as in a copy without logs.
+
+    ResultsLost where it is no folder of the result's own, or one in it is a link: engines would write elsewhere.
+    """
+    boots = folder / BOOTS
+    told = "is a link, which leads elsewhere: put the folder itself in its place"
+    try:
+        if boots.is_symlink():
+            raise ResultsLost(f"cannot write {boots}: it {told}")
+        if boots.exists() and not boots.is_dir():
+            raise ResultsLost(f"cannot write {boots}: it is no folder: remove it, or put the folder in its place")
+        boots.mkdir(exist_ok=True)
+        with os.scandir(boots) as found:
+            links = sorted(entry.name for entry in found if entry.is_symlink())
+    except OSError as error:
+        raise ResultsLost(f"cannot write {boots}: {error.strerror or error}") from None
+    if links:
+        raise ResultsLost(f"cannot write {boots / links[0]}: it {told}")
+
+
 def _no_link(path: str, flags: int) -> int:
     """An opener that follows no link: what is appended belongs to the result and to no other file."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
@@ -180,6 +201,7 @@ class RecordWriter:
         """Bytes of the file, and the checksum of its last line; None after a write that did not come to its end."""
 
     def __enter__(self) -> RecordWriter:
+        _own_boots(self._path.parent)
         try:
             self._file = open(self._path, "ab+", buffering=0, opener=_no_link)
         except OSError as error:

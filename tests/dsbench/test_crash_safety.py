@@ -7,7 +7,7 @@ import pytest
 from dsbench import records as r
 from dsbench import store
 from dsbench.errors import ResultsLost
-from dsbench.execute import execute
+from dsbench.execute import LOG, execute
 from dsbench.judge import judge
 from dsbench.selftest.drill import undisturbed, without_repeats
 from dsbench.suite import load_suite
@@ -62,11 +62,74 @@ def test_a_boot_that_was_recorded_and_has_no_folder_is_repeated(make_plan, fake,
 def test_a_disk_that_takes_no_folder_stops_the_run_with_one_line(make_plan, fake, tmp_path):
     plan = make_plan(suite=KV)
     folder = store.create(plan, tmp_path)
-    shutil.rmtree(folder / store.BOOTS)
-    (folder / store.BOOTS).touch()
+    boots = folder / store.BOOTS
+
+    def lose_the_folder(plan, arm):
+        if boots.is_dir():
+            shutil.rmtree(boots)
+            boots.touch()
+        return fake(plan, arm)
+
     with pytest.raises(ResultsLost, match=r"cannot write .*boots/01-\S+: Not a directory; mend it and go on with"):
+        execute(plan, folder, command=lose_the_folder, quiet=True)
+    before = (folder / store.RECORDS).read_bytes()
+    with pytest.raises(ResultsLost, match=r"cannot write .*boots: it is no folder: remove it"):
         execute(plan, folder, command=fake, quiet=True)
-    (folder / store.BOOTS).unlink()
-    (folder / store.BOOTS).mkdir()
+    assert (folder / store.RECORDS).read_bytes() == before
+    boots.unlink()
     execute(plan, folder, command=fake, quiet=True)
     assert judge(plan, store.load_records(folder)[0]).word == "improved"
+
+
+def test_folders_of_boots_whose_records_are_lost_are_left_alone_and_the_run_goes_on(whole, fake):
+    """A records file cut off in the second boot, beside the folders of all four."""
+    plan, folder = whole
+    lines = (folder / store.RECORDS).read_bytes().splitlines(keepends=True)
+    records = store.load_records(folder)[0]
+    second = next(i for i, x in enumerate(records) if isinstance(x, r.BootStarted) and x.boot == 2)
+    (folder / store.RECORDS).write_bytes(b"".join(lines[: second + 3]))
+    logs = {path: path.read_bytes() for path in (folder / store.BOOTS).rglob(LOG)}
+    assert len(logs) == 4
+    execute(plan, folder, command=fake, quiet=True)
+    assert {path: path.read_bytes() for path in logs} == logs
+    records, notices = store.load_records(folder)
+    ended = [(x.boot, x.attempt, x.status) for x in records if isinstance(x, r.BootEnded)]
+    assert ended == [(1, 1, "ok"), (2, 1, "interrupted"), *((boot, 2, "ok") for boot in (2, 3, 4))]
+    verdict = judge(plan, records)
+    assert (verdict.word, verdict.void, notices) == ("improved", [], [])
+    last = {x.boot: x.log for x in records if isinstance(x, r.BootEnded)}
+    assert last[4] == f"boots/{plan.boots[3].folder}-attempt2/{LOG}"
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_copy_without_logs_is_gone_on_with(whole, fake, cut):
+    plan, folder = whole
+    lines = (folder / store.RECORDS).read_bytes().splitlines(keepends=True)
+    (folder / store.RECORDS).write_bytes(b"".join(lines[: len(lines) - 5 * cut]))
+    shutil.rmtree(folder / store.BOOTS)
+    execute(plan, folder, command=fake, quiet=True)
+    assert len(list((folder / store.BOOTS).iterdir())) == cut
+    verdict = judge(plan, store.load_records(folder)[0])
+    assert (verdict.word, verdict.void) == ("improved", [])
+
+
+@pytest.mark.parametrize("broken", [True, False])
+@pytest.mark.parametrize("linked", ["boots", "boot"])
+def test_a_link_in_place_of_a_folder_of_boots_is_refused_and_nothing_is_written(whole, fake, tmp_path, linked, broken):
+    """`broken` is a link that leads to nothing, which a writer would make."""
+    plan, folder = whole
+    lines = (folder / store.RECORDS).read_bytes().splitlines(keepends=True)
+    (folder / store.RECORDS).write_bytes(b"".join(lines[:-1]))
+    place = folder / store.BOOTS / ("" if linked == "boots" else plan.boots[3].folder)
+    elsewhere = tmp_path / "elsewhere"
+    if not broken:
+        elsewhere.mkdir()
+    shutil.rmtree(place)
+    place.symlink_to(elsewhere)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ResultsLost) as caught:
+        execute(plan, folder, command=fake, quiet=True)
+    told = "is a link, which leads elsewhere: put the folder itself in its place"
+    assert str(caught.value) == f"cannot write {place}: it {told}"
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert list(elsewhere.iterdir() if elsewhere.exists() else ()) == []
