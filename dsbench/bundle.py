@@ -17,8 +17,9 @@ from pydantic import ValidationError
 from dsbench import __version__
 from dsbench.errors import InputError
 from dsbench.judge import judge
+from dsbench.plan_nouns import plan_digest
 from dsbench.record_lines import lines_of
-from dsbench.records import RECORD, ExperimentVerdict, Plan
+from dsbench.records import RECORD, ExperimentVerdict, Plan, Run
 from dsbench.redact import Redaction, hosts_of
 from dsbench.store import PLAN, RECORDS, VERDICTS, Result
 
@@ -92,7 +93,7 @@ def _own_files(result: Result, clean: Redaction) -> dict[str, str]:
     verdict = result.verdict or judge(result.plan, result.records)
     texts = {PLAN: _json(clean.value(result.plan.model_dump(mode="json")))}
     try:
-        texts[RECORDS] = _records(result, clean)
+        texts[RECORDS] = _records(result, clean, plan_digest(texts[PLAN]))
         texts[VERDICTS] = _json(clean.value(verdict.model_dump(mode="json")))
         Plan.model_validate_json(texts[PLAN])
         ExperimentVerdict.model_validate_json(texts[VERDICTS])
@@ -103,10 +104,13 @@ def _own_files(result: Result, clean: Redaction) -> dict[str, str]:
     return texts
 
 
-def _records(result: Result, clean: Redaction) -> str:
+def _records(result: Result, clean: Redaction, digest: str) -> str:
+    """They belong to the redacted plan, as they did to the one that was redacted."""
     contents = []
     for record in result.records:
         content = clean.value(json.loads(RECORD.dump_json(record)))
+        if isinstance(record, Run) and record.plan_sha256:
+            content["plan_sha256"] = digest
         RECORD.validate_python(content)
         contents.append(json.dumps(content, separators=(",", ":")).encode())
     return b"".join(lines_of(contents)).decode()

@@ -55,7 +55,7 @@ from dsbench.probes import (
 from dsbench.probes.boot import Boot, Probe, ProbeFailed, Reading
 from dsbench.progress import progress_bar
 from dsbench.records import BootEnded, BootStarted, Plan, PlannedBoot
-from dsbench.store import BOOTS, RecordWriter, check_room, load_records
+from dsbench.store import BOOTS, RecordWriter, check_room, load_records, stored_digest
 
 LOG = "engine.log"
 REFUSED = "ended with code 2"
@@ -95,7 +95,15 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
     with RecordWriter(folder) as writer, locked(gpus_of(plan)), progress_bar(quiet=quiet) as progress:
         end_strays(folder / BOOTS)
         ended, attempts = _history(plan, folder, writer)
-        writer.write(records.Run(time=_now(), pid=os.getpid(), harness_version=__version__, resumed=bool(attempts)))
+        writer.write(
+            records.Run(
+                time=_now(),
+                pid=os.getpid(),
+                harness_version=__version__,
+                resumed=bool(attempts),
+                plan_sha256=stored_digest(folder),
+            )
+        )
         task = progress.add_task("boots", total=len(plan.boots), completed=len(ended))
         for planned in plan.boots:
             if planned.number in ended or planned.reused is not None:

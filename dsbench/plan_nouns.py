@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import from_json
 
 from dsbench.fingerprint import Fingerprint
 from dsbench.floors import Floor
@@ -159,3 +162,27 @@ class Plan(_Noun):
 
     def metric(self, key: str) -> Metric:
         return next(metric for metric in self.metrics if metric.key == key)
+
+
+DESIGN = (
+    "id", "suite", "engine", "engine_args", "rig", "dims", "seed", "until", "arms", "boots", "blocks", "probes",
+    "drift_controls", "alpha", "equivalence_confidence", "looks", "reused_from", "pool",
+)  # fmt: skip
+"""What makes an experiment the one that it is. Not deadlines, nor what a gate may ask of it, nor what was noted."""
+ASKED_OF_A_METRIC = ("margin", "summary")
+
+
+def plan_digest(content: str | bytes) -> str:
+    """SHA-256 of the design that the text of a plan.json tells, in hexadecimal; ValueError if it is no JSON object.
+
+    It is that of the text and not of a `Plan`: nothing writes a stored plan anew, and so a later version, whose plans
+    have more fields or other defaults, finds the same.
+    """
+    stored = from_json(content)
+    if not isinstance(stored, dict):
+        raise ValueError("a plan is a JSON object")
+    told = {key: stored[key] for key in DESIGN if key in stored}
+    told["metrics"] = [
+        {key: value for key, value in metric.items() if key not in ASKED_OF_A_METRIC} for metric in stored["metrics"]
+    ]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

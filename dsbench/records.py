@@ -65,6 +65,8 @@ class Run(_Noun):
     harness_version: str
     resumed: bool
     hosts: list[Host] = []
+    plan_sha256: str = ""
+    """Digest of the stored plan's design, see `plan_digest`; empty where an older version wrote it."""
 
 
 class BootStarted(_OfBoot):

@@ -20,7 +20,8 @@ from pydantic import ValidationError
 
 from dsbench.engines.secrets import redact_object
 from dsbench.errors import InputError, ResultsLost
-from dsbench.plan_nouns import Plan
+from dsbench.plan_match import check_match
+from dsbench.plan_nouns import Plan, plan_digest
 from dsbench.record_lines import lines_of, parse, read_records
 from dsbench.records import RECORD, Observation, Record
 from dsbench.verdict_nouns import ExperimentVerdict
@@ -109,8 +110,18 @@ def _content(path: Path) -> bytes:
 
 def load_plan(folder: Path) -> Plan:
     """The stored plan. InputError if there is none, or none that this version reads."""
+    return _load_plan(folder)[0]
+
+
+def stored_digest(folder: Path) -> str:
+    """`plan_digest` of the stored plan, which a run's record tells; empty where no plan is stored."""
+    return _load_plan(folder)[1] if (folder / PLAN).exists() else ""
+
+
+def _load_plan(folder: Path) -> tuple[Plan, str]:
     try:
-        return Plan.model_validate_json(_content(folder / PLAN))
+        content = _content(folder / PLAN)
+        return Plan.model_validate_json(content), plan_digest(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -120,11 +131,18 @@ def load_plan(folder: Path) -> Plan:
 
 
 def load_records(folder: Path) -> tuple[list[Record], list[str]]:
-    """All records in order, and notices; none where no boot has run. InputError for a line that is not as written."""
+    """All records in order, and notices; none where no boot has run.
+
+    InputError for a line that is not as written, and for records of another plan than the one stored beside them.
+    """
+    path = folder / RECORDS
     try:
-        return read_records(folder / RECORDS)
+        records, notices = read_records(path)
     except FileNotFoundError:
-        return [], [f"{folder / RECORDS} is not there: no boot has run"]
+        return [], [f"{path} is not there: no boot has run"]
+    if (folder / PLAN).exists():
+        notices += check_match(*_load_plan(folder), records, path)
+    return records, notices
 
 
 def load_verdict(folder: Path) -> ExperimentVerdict | None:

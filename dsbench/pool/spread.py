@@ -16,7 +16,7 @@ from dsbench.pool.unit import unpack
 from dsbench.progress import progress_bar
 from dsbench.record_lines import parse
 from dsbench.records import RECORD, BootEnded, BootStarted, Plan, PlannedBoot, Record, Run
-from dsbench.store import BOOTS, RecordWriter, load_records
+from dsbench.store import BOOTS, RecordWriter, load_records, stored_digest
 
 LOOK_S = 1.0
 
@@ -80,7 +80,7 @@ class _Driver:
         self._check()
         writer.write(
             Run(time=_now(), pid=os.getpid(), harness_version=__version__, resumed=bool(past),
-                hosts=[self._hosts[node.id] for node in nodes])
+                hosts=[self._hosts[node.id] for node in nodes], plan_sha256=stored_digest(folder))
         )  # fmt: skip
 
     def left(self) -> bool:

@@ -14,6 +14,7 @@ from dsbench import records as r
 from dsbench.engines.embedded import flags
 from dsbench.judge import judge
 from dsbench.plan import plan_experiment
+from dsbench.plan_nouns import plan_digest
 from dsbench.records import Arm, Plan, PlannedBoot, Record
 from dsbench.suite import Suite, parse_suite
 from impl.dims import PICO, Dims
@@ -95,7 +96,8 @@ def make_records() -> Callable[..., list[Record]]:
 
     def build(plan: Plan, values: Callable[[PlannedBoot, str], object] = lambda boot, metric: None) -> list[Record]:
         rng = random.Random(7)
-        lines: list[Record] = [r.Run(time="t", pid=1, harness_version="0", resumed=False)]
+        digest = plan_digest(plan.model_dump_json())
+        lines: list[Record] = [r.Run(time="t", pid=1, harness_version="0", resumed=False, plan_sha256=digest)]
         for boot in plan.boots:
             lines += _boot_records(plan, boot, values, rng)
         return lines

@@ -7,7 +7,7 @@ from dsbench.errors import InputError
 from dsbench.fingerprint import Fingerprint
 from dsbench.judge import judge
 from dsbench.probe_settings import KvProbe, Probes
-from dsbench.records import BootEnded
+from dsbench.records import BootEnded, Run
 from dsbench.reuse import ACROSS_TIME, copy_records, with_baseline_of
 
 MACHINE = Fingerprint(cpu="c", cores=2, memory_gib=8, kernel="k", python="3", torch="2")
@@ -41,14 +41,19 @@ def plan_on(source, make_plan, *toggles, **options):
     return with_baseline_of(made.model_copy(update={"fingerprint": MACHINE}), source)
 
 
+def own(plan, records):
+    """Records of the boots that are not taken from elsewhere."""
+    taken = {boot.number for boot in plan.boots if boot.reused is not None}
+    return [record for record in records if isinstance(record, Run) or record.boot not in taken]
+
+
 def reused(source, make_plan, make_records, out, values=lambda boot, metric: None):
     """An experiment whose candidate runs now, judged."""
     plan = plan_on(source, make_plan)
     folder = store.create(plan, out)
     copy_records(plan, source, folder)
-    own = plan.model_copy(update={"boots": [boot for boot in plan.boots if boot.reused is None]})
     with store.RecordWriter(folder) as writer:
-        writer.write_all(make_records(own, values))
+        writer.write_all(own(plan, make_records(plan, values)))
     return plan, judge(plan, store.load_records(folder)[0])
 
 
@@ -81,9 +86,8 @@ def test_a_clock_row_that_would_be_resolved_names_the_reason(stored, make_plan, 
     plan = plan_on(source, make_plan, blocks=6)
     folder = store.create(plan, tmp_path)
     copy_records(plan, source, folder)
-    own = plan.model_copy(update={"boots": [boot for boot in plan.boots if boot.reused is None]})
     with store.RecordWriter(folder) as writer:
-        writer.write_all(make_records(own, at(50)))
+        writer.write_all(own(plan, make_records(plan, at(50))))
     verdict = judge(plan, store.load_records(folder)[0])
     (row,) = [row for row in verdict.rows if row.metric == "decode.tps.c1"]
     assert (row.word, row.p) == ("inconclusive", pytest.approx(0.03125))
@@ -126,5 +130,4 @@ def test_boots_of_a_result_that_is_void_or_not_judged_are_refused(stored, make_p
 def test_a_copy_that_was_cut_off_is_missed_by_the_judge(stored, make_plan, make_records, tmp_path):
     source = stored()
     plan = plan_on(source, make_plan)
-    own = plan.model_copy(update={"boots": [boot for boot in plan.boots if boot.reused is None]})
-    assert judge(plan, make_records(own)).word == "void"
+    assert judge(plan, own(plan, make_records(plan))).word == "void"
