@@ -100,11 +100,11 @@ class BootLogs:
             try:
                 with path.open("rb") as log:
                     log.seek(self._marks.get(path, 0))
-                    lines = compile_lines(log.read().decode("utf-8", "replace"))
+                    lines = compile_lines(redact(log.read().decode("utf-8", "replace")))  # before they are cut
             except OSError:
                 continue
             if lines:
-                return redact(lines[0])
+                return lines[0]
         return ""
 
     def record_faults(self) -> None:
@@ -114,13 +114,13 @@ class BootLogs:
         self._recorded = True
         for path in self._logs():
             try:
-                found = fatal_findings(path.read_bytes().decode("utf-8", "replace"))
+                found = fatal_findings(redact(path.read_bytes().decode("utf-8", "replace")))  # before they are cut
             except OSError:
                 continue
             for fault in found[:FAULTS_SHOWN]:
                 where = f"{path.name}:{fault.line}"
                 rank = f" of {fault.rank}" if fault.rank else ""
-                text = redact(f"{fault.kind}{rank}, {where}: {fault.text}")
+                text = f"{fault.kind}{rank}, {where}: {fault.text}"
                 self._writer.write(records.Finding(**self._of_boot, code="fatal-log", text=text))
 
     def _logs(self) -> list[Path]:

@@ -14,7 +14,7 @@ from typing import Any
 from dsbench.builds import ArmSpec, interpreter
 from dsbench.engines.endpoint import alive
 from dsbench.engines.read_back import ask
-from dsbench.engines.secrets import is_secret, refuse_secrets
+from dsbench.engines.secrets import is_secret, refuse_secret, refuse_secrets
 from dsbench.engines.vllm import limits, look_into, model_config, model_of, speculative_method, split_args
 from dsbench.errors import InputError
 from dsbench.pytest_settings import PytestProbe
@@ -222,9 +222,12 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
 def _urls(given: Sequence[str]) -> dict[str, str]:
     urls: dict[str, str] = {}
     for text in given:
+        name = text.partition("=")[0]
+        refuse_secret(f"the URL of arm {name} (--{name} or --endpoint)", text.partition("=")[2] or text)
         found = _URL.fullmatch(text)
         if not found:
-            raise InputError(f"--endpoint '{text}': write NAME=http://host:port")
+            shown = f"{name}=..." if "@" in text else text  # it may be a password
+            raise InputError(f"--endpoint '{shown}': write NAME=http://host:port")
         if found[1] in urls:
             raise InputError(f"--endpoint {found[1]} is there twice: give every arm its own name")
         urls[found[1]] = found[2].rstrip("/")

@@ -103,7 +103,14 @@ class Asked:
         return suite
 
     def plan(self, suite: Suite | None = None, *, specs: Sequence[ArmSpec] = (), **options: Any) -> Plan:
-        """The plan of what was asked; `options` are further ones of `plan_experiment`."""
+        """The plan of what was asked; `options` are further ones of `plan_experiment`; without any secret."""
+        from dsbench.storable import refuse_secrets_in
+
+        plan = self._plan(suite, specs, options)
+        refuse_secrets_in(plan)
+        return plan
+
+    def _plan(self, suite: Suite | None, specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:
         from dsbench.plan import plan_experiment
 
         if self.engine != "embedded":

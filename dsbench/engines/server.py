@@ -16,7 +16,7 @@ from types import TracebackType
 
 from dsbench.engines.boot_json import read_object
 from dsbench.engines.bounded_get import get_status
-from dsbench.engines.secrets import redact
+from dsbench.engines.secrets import redact, redacted_end
 from dsbench.engines.strays import end_strays
 
 POLL_S = 0.02
@@ -161,13 +161,11 @@ class Server:
     def last_words(self) -> str:
         """The last line of the log, for an error message."""
         try:
-            with self.log.open("rb") as log:
-                log.seek(max(0, self.log.stat().st_size - 4096))
-                lines = log.read().decode("utf-8", "replace").split("\n")
+            lines = redacted_end(self.log, 4096).split("\n")
         except OSError:
             return ""
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"; its log ends: {redact(last)[:200]}" if last else "; its log is empty"
+        return f"; its log ends: {last[:200]}" if last else "; its log is empty"
 
     def stop(self) -> None:
         """End the whole group: ask, wait, kill. Safe to call twice, and when the leader is gone already.

@@ -1,8 +1,22 @@
 """Secrets stay in the environment."""
 
-import pytest
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from dsbench.engines.secrets import authorization, is_secret, redact, refuse_secrets
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dsbench.engines.secrets import (
+    authorization,
+    is_secret,
+    redact,
+    redact_object,
+    redacted_end,
+    refuse_secret,
+    refuse_secrets,
+)
 from dsbench.errors import InputError
 
 
@@ -35,3 +49,88 @@ def test_the_key_is_read_from_the_environment(monkeypatch):
     assert authorization() == {}
     monkeypatch.setenv("VLLM_API_KEY", "abc")
     assert authorization() == {"Authorization": "Bearer abc"}
+
+
+LONG = {"A_TOKEN": "longsecret-PREFIX", "B_TOKEN": "longsecret-PREFIX-and-more-TAILTAIL"}
+
+
+def test_a_secret_that_begins_as_another_is_taken_out_whole():
+    assert redact(LONG["B_TOKEN"], LONG) == "[redacted]"
+    assert redact_object(json.dumps({"text": LONG["B_TOKEN"]}).encode(), LONG) == b'{"text":"[redacted]"}'
+
+
+def test_a_secret_is_known_as_json_has_it_too():
+    value = 'two "words" \\ ä'
+    for text in (value, json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        assert redact(text, {"A_KEY": value}).strip('"') == "[redacted]"
+
+
+@given(before=st.integers(0, 300), size=st.integers(0, 200), secret=st.sampled_from(["0123456789", "äöüß€-0123456789"]))
+@example(before=30, size=5, secret="0123456789")
+def test_the_end_of_a_file_begins_with_no_part_of_a_secret(before, size, secret):
+    with TemporaryDirectory() as folder:
+        (log := Path(folder) / "log").write_text("x" * before + secret + "y" * 40)
+        told = redacted_end(log, size, {"MY_KEY": secret})
+    assert not set(told) & set(secret), told
+    assert told[-40:] == "y" * min(size, 40)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("http://u:hunter2secret@127.0.0.1:8000", "holds user:password@ in a URL"),
+        ("x=http://u:hunter2secret@proxy:3128/", "holds user:password@ in a URL"),
+        ("http://u:hunter2@secret@h/", "holds user:password@ in a URL"),
+        ("http://h/?api_key=hunter2secret", "gives api_key a value"),
+        ("http://h/?a=1&token=hunter2secret", "gives token a value"),
+        ("HF_TOKEN=hunter2secret", "gives HF_TOKEN a value"),
+        ("--env=HF_TOKEN=hunter2secret", "gives HF_TOKEN a value"),
+        ("exec env MY_PASSWORD='hunter2secret' serve", "gives MY_PASSWORD a value"),
+        ("exec serve --api-key hunter2secret", "--api-key would be stored"),
+        ("--password=hunter2secret", "--password would be stored"),
+    ],
+)
+def test_a_literal_secret_is_refused_but_not_in_prose(text, said):
+    with pytest.raises(InputError) as told:
+        refuse_secret("--rig: start.0", text)
+    assert str(told.value).startswith("--rig: start.0")
+    assert said in str(told.value)
+    assert "stored with the plan" in str(told.value)
+    assert "hunter2" not in str(told.value)
+    refuse_secret("suite s: prompts.0", text, prose=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:8000/a@b", "http://[::1]:8000", "ssh://git@host/x", "http://user@host", "--max-tokens=5",
+        "HF_TOKEN=$HF_TOKEN", 'sh -c "API_KEY=$(cat key) serve --api-key $API_KEY"', "cache_key=7 x", "-e HF_TOKEN",
+        "http://u:$PASS@proxy", "--kv-cache-dtype=fp8", "MODEL=/models/token", "--tokenizer=x", "--stop-token=y",
+        "http://h/v1?session=3", "{args}", "HF_TOKEN={args}", "--token-embedding=z",
+    ],
+)  # fmt: skip
+def test_what_holds_no_secret_is_taken(text):
+    refuse_secret("--rig", text)
+
+
+@pytest.mark.parametrize("secret", ["ab-1234", "baseline", "hello world", "hello-world", "20250501", "EMPTY"])
+def test_a_short_or_plain_value_keeps_no_prompt_out(secret, monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", secret)
+    refuse_secret("suite s", f"Say {secret} again", prose=True)
+
+
+@pytest.mark.parametrize("prose", [True, False])
+@pytest.mark.parametrize("form", ["{}", "say {} again", "http://h/?x={}"])
+def test_a_value_of_the_environment_is_refused_by_its_name_alone(form, prose, monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", "abc/123+xyz")
+    for value in ("abc/123+xyz", "abc%2F123%2Bxyz"):
+        with pytest.raises(InputError, match=r"^here holds the value of SOME_TOKEN: .*VLLM_API_KEY") as told:
+            refuse_secret("here", form.format(value), prose=prose)
+        assert "123" not in str(told.value)
+
+
+def test_an_error_shows_no_secret_nor_a_part_of_one(monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", "0123456789" * 5)
+    for before in (0, 655, 680, 950):
+        told = str(InputError("x" * before + "0123456789" * 5 + "y" * 600))
+        assert not set("0123456789") & set(told)
