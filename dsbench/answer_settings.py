@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dsbench.errors import InputError
-from dsbench.probe_table import Count, ProbeTable, Table, Text
+from dsbench.probe_table import Count, ProbeTable, Seed, Table, Text, Tokens
 from dsbench.questions import (
     OWN,
     OWN_TEMPLATE,
@@ -32,7 +32,7 @@ class SmokeItem(Table):
     expect: Text | Annotated[list[int], Field(min_length=1)] | None = None
     """A text that the reply must hold as words of its own, in any case; or the whole numbers that it must begin with,
     in this order, where their count may come first."""
-    max_tokens: Count = 8
+    max_tokens: Tokens = 8
 
     @model_validator(mode="after")
     def _one_question(self) -> SmokeItem:
@@ -66,9 +66,9 @@ class Gsm8kProbe(ProbeTable):
 
     source: Text = "own"
     """`own`: the set that ships. Else the path of a JSONL file with question and answer, or `hf:gsm8k`."""
-    limit: Count | None = None
+    limit: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Only the first so many questions; all of them by default."""
-    shots: Annotated[int, Field(ge=0)] | None = None
+    shots: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Worked examples in front of each question; none for the own set and eight for others by default."""
     examples: Text | None = None
     """JSONL file whose first rows are the examples; ours by default."""
@@ -77,7 +77,7 @@ class Gsm8kProbe(ProbeTable):
     """How a question, and an example before its answer, is written: a text with `{question}` in it. A chat without
     examples sends the bare question by default."""
     concurrency: Count = 8
-    max_tokens: Count = 512
+    max_tokens: Tokens = 512
     chat_template_kwargs: dict[str, Any] = Field(default={"thinking": False, "enable_thinking": False})
     """Sent with chats; an empty table sends nothing."""
     filters: bool = False
@@ -139,10 +139,10 @@ class InstructionProbe(ProbeTable):
     in_warmup: ClassVar[bool] = False
 
     items: Annotated[int, Field(ge=1, le=5000)] = 50
-    seed: int = 0
+    seed: Seed = 0
     """The tasks are made from it."""
     concurrency: Count = 8
-    max_tokens: Count = 96
+    max_tokens: Tokens = 96
     chat_template_kwargs: dict[str, Any] = Field(default={"thinking": False, "enable_thinking": False})
     """Sent with chats; an empty table sends nothing."""
 

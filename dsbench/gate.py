@@ -12,7 +12,7 @@ from dsbench.claims import is_unproven_gain
 from dsbench.errors import InputError
 from dsbench.judge import judge
 from dsbench.metrics import Metric
-from dsbench.policy import Amount, Open, Policy, Rule
+from dsbench.policy import LARGEST, Amount, Open, Policy, Rule
 from dsbench.records import ExperimentVerdict, Plan, Record, Verdict, VoidReason
 
 Status = Literal["passed", "failed", "rerun", "missing", "not-checked"]
@@ -141,8 +141,12 @@ def _with_margin(metric: Metric, amount: Amount | None, baseline: float | None) 
         return metric
     _in_terms_of("margin", amount, metric.key, metric.unit, metric.kind == "item" or metric.absolute)
     if amount.of == "unit":
-        return metric.model_copy(update={"margin": amount.value / baseline}) if baseline else metric
-    return metric.model_copy(update={"margin": amount.value})
+        return _checked(metric, min(amount.value / baseline, LARGEST)) if baseline else metric
+    return _checked(metric, amount.value)
+
+
+def _checked(metric: Metric, margin: float) -> Metric:
+    return Metric.model_validate({**metric.model_dump(), "margin": margin})
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from impl.dims import Dims
 from impl.toggles import REGISTRY, ToggleError, ToggleSet, find
 
 SYNTHETIC = "--synthetic-acceptance"
+MOST_BOOTS = 100_000
+"""Of a plan; at one a minute they take ten weeks."""
 
 
 def plan_experiment(
@@ -74,6 +76,11 @@ def plan_experiment(
     n_blocks = suite.blocks if blocks is None else blocks
     if n_blocks < 1:
         raise InputError(f"blocks must be at least 1, got {n_blocks}")
+    if (boots := len(planned) * (n_blocks + suite.warmup_boots)) > MOST_BOOTS:
+        raise InputError(
+            f"{len(planned)} arms in {n_blocks:,} blocks and {suite.warmup_boots:,} warm-ups are {boots:,} boots, and "
+            f"a plan has at most {MOST_BOOTS:,}: take fewer blocks, or fewer toggles"
+        )
     if blocks is not None and blocks != suite.blocks:
         notes.append(f"{blocks} blocks instead of the suite's {suite.blocks}")
     synthetic = [arm for arm in planned if any(part.startswith(SYNTHETIC) for part in (*engine_args, *arm.args))]

@@ -24,10 +24,14 @@ _AMOUNT = re.compile(r"\s*(\d[\d,_]*(?:\.\d+)?|\.\d+)\s*(\S*)\s*")
 _BYTES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
+LARGEST = 1e18
+"""Of any size; a plan with a larger margin could not be read again."""
+
+
 class Amount(Table):
     """A size of a change: `"2 %"` of the baseline, `"1 point"` of a share, or a number in the metric's own unit."""
 
-    value: float = Field(ge=0)
+    value: float = Field(ge=0, le=LARGEST)
     of: Literal["baseline", "share", "unit"]
     unit: str = ""
     """The unit that the text named; '' for a bare number."""

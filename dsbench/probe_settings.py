@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dsbench.answer_settings import Gsm8kProbe, InstructionProbe, SmokeProbe
-from dsbench.probe_table import Count, Once, ProbeTable, Table, Text
+from dsbench.probe_table import MOST, MOST_TOKENS, Count, Once, ProbeTable, Seed, Table, Text, Tokens
 from dsbench.probes.needles import BALLOT, MORE_BALLOTS
 from dsbench.pytest_settings import KernelsProbe, UnitProbe
 from dsbench.tool_scenarios import Scenario, battery
@@ -45,12 +45,12 @@ class DecodeProbe(ProbeTable):
 
     streams: Annotated[list[Count], Once] = Field(min_length=1)
     """Numbers of concurrent streams; one metric `decode.tps.cN` each."""
-    tokens: int = Field(ge=8)
+    tokens: int = Field(ge=8, le=MOST_TOKENS)
     """Tokens generated per stream; the end token is ignored."""
     prompts: list[Text] = Field(default=[])
     """Texts that the streams go on from, by turns; without them each begins with random token ids, after which a draft
     foresees little of what follows."""
-    prompt_tokens: Count = 16
+    prompt_tokens: Tokens = 16
     """Random token ids, where no texts are given."""
     repeats: Count = 3
     """Readings inside a boot; their median is the boot's value."""
@@ -71,7 +71,7 @@ class PrefillProbe(ProbeTable):
 
     timed: ClassVar[bool] = True
 
-    lengths: Annotated[list[Annotated[int, Field(ge=8)]], Once] = Field(min_length=1)
+    lengths: Annotated[list[Annotated[int, Field(ge=8, le=MOST_TOKENS)]], Once] = Field(min_length=1)
     """Prompt lengths in tokens; one metric `prefill.tps.N` each."""
     repeats: Count = 3
 
@@ -89,9 +89,9 @@ class GpuTimeProbe(ProbeTable):
 
     streams: Annotated[list[Count], Once] = Field(min_length=1)
     """Numbers of concurrent streams; one metric `decode.gpu_ms.cN` each."""
-    tokens: Annotated[int, Field(ge=16)] = 96
+    tokens: Annotated[int, Field(ge=16, le=MOST_TOKENS)] = 96
     """Tokens generated per stream, once untraced and once traced."""
-    prompt_tokens: Count = 16
+    prompt_tokens: Tokens = 16
 
     def metrics(self) -> list[str]:
         return [f"decode.gpu_ms.c{streams}" for streams in self.streams]
@@ -101,10 +101,10 @@ class IdentityProbe(ProbeTable):
     """Records the greedy token ids of fixed prompts, alone and `together` at a time."""
 
     prompts: list[Text] = Field(default=[])
-    lengths: list[Count] = Field(default=[])
+    lengths: list[Tokens] = Field(default=[])
     """Prompts of so many fixed random token ids, for engines without a tokenizer."""
-    tokens: Count = 32
-    together: Annotated[int, Field(ge=0)] = 4
+    tokens: Tokens = 32
+    together: Annotated[int, Field(ge=0, le=MOST)] = 4
     """0: alone only, for engines whose numbers depend on what else is in the batch."""
 
     @model_validator(mode="after")
@@ -129,7 +129,7 @@ class AcceptanceProbe(ProbeTable):
 
     prose: list[Text] = Field(min_length=1)
     structured: list[Text] = Field(min_length=1)
-    tokens: Annotated[int, Field(ge=2)] = 48
+    tokens: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = 48
     """Most tokens of a request; the first comes without a draft."""
     samples: Count = 4
     """Requests a prompt at temperature 1, each with its own seed; one at temperature 0."""
@@ -146,11 +146,11 @@ class OutputLawProbe(ProbeTable):
     in_warmup: ClassVar[bool] = False
 
     prompts: list[Text] = Field(min_length=1)
-    requests: Annotated[int, Field(ge=50)] = 2000
+    requests: Annotated[int, Field(ge=50, le=1_000_000)] = 2000
     """Requests in a boot, shared out over the prompts; each has its own seed."""
     tokens: Annotated[int, Field(ge=2, le=8)] = 4
     """Tokens of a request; the first comes without a draft."""
-    together: Annotated[list[Annotated[int, Field(ge=2)]], Once] = Field(default=[3, 6], min_length=2)
+    together: Annotated[list[Annotated[int, Field(ge=2, le=MOST)]], Once] = Field(default=[3, 6], min_length=2)
     """Requests at one time, in parts of equal size. A stale buffer hides at the batch size captured last,
     so there are at least two sizes."""
     contexts: Count = 12
@@ -167,7 +167,7 @@ class CoherenceProbe(ProbeTable):
 
     style: Literal["report", "pairs"]
     """report: a log in plain English that a chat is asked about. pairs: `kx=42` lines, for our small model."""
-    lines: Annotated[int, Field(ge=8)]
+    lines: Annotated[int, Field(ge=8, le=100_000)]
     """Lines of a prompt, needles and distractors apart."""
     needles: Annotated[int, Field(ge=1, le=12)] = 3
     distractors: Annotated[int, Field(ge=0, le=12)] = 3
@@ -181,7 +181,7 @@ class CoherenceProbe(ProbeTable):
         default=["unique", "identical"], min_length=1
     )
     """unique: every request has a prompt of its own. identical: all requests of a seed send one prompt."""
-    max_tokens: Count = 384
+    max_tokens: Tokens = 384
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """For chat templates that think unless told not to, such as `{ thinking = false }`."""
 
@@ -224,7 +224,7 @@ class ConcurrencyProbe(ProbeTable):
     prompts: list[Text] = Field(min_length=1)
     """Shared out over the streams."""
     streams: Annotated[list[Count], Once] = Field(default=[1, 2, 4, 8, 12], min_length=1)
-    max_tokens: Annotated[int, Field(ge=8)] = 500
+    max_tokens: Annotated[int, Field(ge=8, le=MOST_TOKENS)] = 500
     """Tokens of every stream; the end token is ignored."""
     repeats: Count = 2
     """Readings inside a boot; their median is the boot's value."""
@@ -241,9 +241,11 @@ class LongContextProbe(ProbeTable):
 
     timed: ClassVar[bool] = True
 
-    lengths: Annotated[list[Annotated[int, Field(ge=8)]], Once] = Field(default=[32_768, 65_536], min_length=1)
+    lengths: Annotated[list[Annotated[int, Field(ge=8, le=MOST_TOKENS)]], Once] = Field(
+        default=[32_768, 65_536], min_length=1
+    )
     """Prompt lengths in tokens; one metric `long_context.tps.N` each."""
-    tokens: Annotated[int, Field(ge=8)] = 2048
+    tokens: Annotated[int, Field(ge=8, le=MOST_TOKENS)] = 2048
     """Tokens of output; the end token is ignored."""
     repeats: Count = 1
     """Readings of each length, each with a prompt and a seed of its own; their median is the boot's value."""
@@ -266,9 +268,9 @@ class ToolcallProbe(ProbeTable):
     rounds: Count = 1
     temperature: Annotated[float, Field(ge=0)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: int = 1
+    seed: Seed = 1
     """Of the first round; each round adds one, so that arms and boots draw alike."""
-    max_tokens: Count = 2048
+    max_tokens: Tokens = 2048
     """Most tokens of a turn, thought included."""
     together: Count = 1
     """Conversations at one time."""

@@ -8,7 +8,13 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-Count = Annotated[int, Field(ge=1)]
+MOST = 10_000
+MOST_TOKENS = 1 << 24
+Count = Annotated[int, Field(ge=1, le=MOST)]
+"""Of requests at one time, of repeats, of blocks: more is a slip of the pen, and would keep a machine busy for days."""
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Seed = Annotated[int, Field(ge=-(2**62), le=2**62)]
+"""What fits the 64 bits of a server, some rounds added."""
 Text = Annotated[str, Field(min_length=1)]
 
 

@@ -31,7 +31,7 @@ class PytestProbe(ProbeTable):
     checkout: Text | None = None
     """Folder with the tests; `{arm}` in it is the arm's name. By default the folder around the engine's package, as
     the arm's interpreter imports it."""
-    timeout: Annotated[float, Field(gt=0)] = 600.0
+    timeout: Annotated[float, Field(gt=0, le=1e6)] = 600.0
     """Deadline in seconds, in place of `timeouts.probe`."""
     map_file: Text | None = None
     """TOML file of parents by test id; a plan keeps its content in `inherits`."""

@@ -63,7 +63,7 @@ class Suite(Table):
     summary: str
     blocks: Count
     """Blocks; each holds one boot of every arm."""
-    warmup_boots: Annotated[int, Field(ge=0)] = 1
+    warmup_boots: Annotated[int, Field(ge=0, le=1000)] = 1
     """Boots an arm that run first and are discarded."""
     speculative: Literal["mtp", "dspark"] | None = None
     """Draft method of our own engine where the command line names none and no toggle acts under others only."""
