@@ -39,7 +39,8 @@ def aa(boots: int | None, python: str | None, stored: str | None, out: Path, as_
     this machine, build and metric; `dsbench ab` prints them beside its differences until the machine changes.
     Exit codes: 0 stored, 1 the rules called noise a regression, 2 usage, 4 void and nothing stored.
     """
-    from dsbench.cli.ab import nothing_left_if_refused, run
+    from dsbench.cli.ab import run
+    from dsbench.cli.refused import nothing_left_if_refused
     from dsbench.store import create, load_plan, resolve
 
     if stored is not None:
@@ -50,7 +51,7 @@ def aa(boots: int | None, python: str | None, stored: str | None, out: Path, as_
             raise InputError(f"--boots {boots} is odd: each block holds two boots, so give {boots + 1}")
         plan = _plan(Asked(**asked), boots, python, out)
         folder = create(plan, out)
-    with nothing_left_if_refused(folder, kept=stored is not None):
+    with nothing_left_if_refused(folder, "dsbench aa --from", "dsbench aa --from", kept=stored is not None):
         base = plan.baseline
         alike = all((arm.build, arm.environment) == (base.build, base.environment) for arm in plan.arms)
         if not alike or plan.fingerprint is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from click.core import ParameterSource
 from dsbench.cli.experiment import Asked
 from dsbench.cli.gate import TO_CHECK, Told, gate_options
 from dsbench.cli.params import BLOCKS, arm_options, build_options, out_option, reuse_option, suite_options
+from dsbench.cli.refused import nothing_left_if_refused
 from dsbench.errors import InputError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def ab(
     plan, folder = begin()
     if plan.policy is not None:
         return gate_run(plan, folder, told, as_json, begin)
-    with nothing_left_if_refused(folder):
+    with nothing_left_if_refused(folder, "dsbench ab --resume", "dsbench judge"):
         verdict = run(plan, folder, as_json)
     if asked["matrix"] == "ladder" and not as_json and plan.engine == "embedded" and verdict.word != "void":
         from dsbench.cli.ladder import after_matrix
@@ -244,17 +244,6 @@ def _execute(plan: Plan, folder: Path) -> None:
     from dsbench.pool.spread import spread
 
     spread(plan, folder, RayPool(plan))
-
-
-@contextmanager
-def nothing_left_if_refused(folder: Path, kept: bool = False) -> Iterator[None]:
-    """An engine that takes none of the plan leaves no result behind, unless it was there before (`kept`)."""
-    try:
-        yield
-    except InputError:
-        if not kept:
-            shutil.rmtree(folder)
-        raise
 
 
 @contextmanager

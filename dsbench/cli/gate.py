@@ -120,14 +120,16 @@ def gate_run(
     plan: Plan, folder: Path, told: Told, as_json: bool, begin: Callable[[], tuple[Plan, Path]] | None = None
 ) -> int:
     """Run the plan and hold it against its policy; where that asks for it, run the one that `begin` gives, too."""
-    from dsbench.cli.ab import nothing_left_if_refused, run
+    from dsbench.cli.ab import run
+    from dsbench.cli.refused import nothing_left_if_refused
     from dsbench.store import Result
 
     again = False
     while True:
         assert plan.policy is not None
         # What has run stays, whatever becomes of the gate.
-        with nothing_left_if_refused(folder, kept=begin is None and not again):
+        resumed = begin is None and not again
+        with nothing_left_if_refused(folder, "dsbench ab --gate --resume", "dsbench gate", kept=resumed):
             verdict = run(plan, folder, as_json=False, quiet=as_json)
         outcome = held(Result(folder, plan=plan), plan.policy, told, again=again)
         if outcome.word != "rerun" or begin is None:
