@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -23,6 +24,12 @@ moment is lost: none is sent on one that was idle for long."""
 MOST_OF_A_LINE = 1 << 20
 MOST_OF_AN_ANSWER = 64 << 20
 """Bytes that are read of a line of a stream, and of an answer; log probabilities of many tokens are a tenth of it."""
+
+LEAST_READS = 1 / 8
+"""Reads of the network after the first, over pieces after the first: fewer, and something on the way collects them.
+
+Where an answer is collected and then sent at once, a read brings dozens of pieces; where the client alone is late, few.
+"""
 
 ODD = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading an answer of another shape runs into."""
@@ -68,10 +75,11 @@ class Stream:
     tokens: int
     """Tokens in all, from the usage record."""
     first_tokens: int
-    """Tokens that came with the first piece; their time says nothing of decoding."""
+    """Tokens that came with the first read; their time says nothing of decoding."""
     sent_at: float
     arrivals: tuple[float, ...]
-    """Clock seconds of the request, and of every piece that carried tokens; a piece is one step's tokens."""
+    """Clock seconds of every piece that carried tokens, which are those of the network read that brought it; a piece
+    is one step's tokens."""
 
     @property
     def first_at(self) -> float:
@@ -83,28 +91,34 @@ class Stream:
 
     @property
     def decode_tps(self) -> float:
-        """Tokens per second between the first piece and the last."""
+        """Tokens per second between the first read and the last. BadAnswer if too many pieces came together."""
+        reads, pieces = len(set(self.arrivals)), len(self.arrivals)
+        if reads == 1:
+            raise BadAnswer(f"all {self.tokens} tokens came in one piece; a decode time cannot be read")
+        if reads - 1 < LEAST_READS * (pieces - 1):
+            came = f"{self.tokens} tokens came in {pieces} events but only {reads} reads of the network"
+            raise BadAnswer(f"{came}: something on the way collects them; a decode time cannot be read")
         return (self.tokens - self.first_tokens) / (self.last_at - self.first_at)
 
     @property
     def ttft(self) -> float:
-        """Seconds from the request to the first piece."""
+        """Seconds from the request to the first read."""
         return self.first_at - self.sent_at
 
     @property
     def tpot(self) -> float:
-        """Seconds a token after the first piece."""
+        """Seconds a token after the first read."""
         return 1 / self.decode_tps
 
     @property
     def step(self) -> float:
-        """Seconds a piece after the first: one step of the engine, whatever number of tokens it emitted."""
-        return (self.last_at - self.first_at) / (len(self.arrivals) - 1)
+        """Seconds a piece after the first read: one step of the engine, whatever number of tokens it emitted."""
+        return (self.last_at - self.first_at) / sum(at > self.first_at for at in self.arrivals)
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between neighbouring pieces."""
-        return [later - earlier for earlier, later in pairwise(self.arrivals)]
+        """Seconds between neighbouring pieces, of which those of one read are one."""
+        return [later - earlier for earlier, later in pairwise(sorted(set(self.arrivals)))]
 
 
 class Client:
@@ -245,10 +259,9 @@ class Client:
         async with self._http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
                 raise BadAnswer(_refusal("/v1/completions", response.status_code, await bounded_body(response)))
-            async for line in bounded_lines(response):
+            async for read_at, line in bounded_lines(response):
                 if not line.startswith("data:") or line == "data: [DONE]":
                     continue
-                now = time.perf_counter()
                 try:
                     event = json.loads(line[5:])
                 except (ValueError, RecursionError):
@@ -261,16 +274,16 @@ class Client:
                     if not all(isinstance(piece, str | list) for piece in pieces):
                         raise ValueError("a text or tokens")
                     carried = sum(map(len, pieces))
-                    if carried and not arrivals:
-                        first_tokens = carried if "token_ids" in event["choices"][0] else 1
+                    if carried and (not arrivals or read_at == arrivals[0]):
+                        first_tokens += carried if "token_ids" in event["choices"][0] else 1
                 except ODD as error:
                     raise _odd("/v1/completions", error) from None
                 if carried:
-                    arrivals.append(now)
+                    arrivals.append(read_at)
         if total != tokens:
             raise BadAnswer(f"asked for {tokens} tokens, the stream's usage says {total}")
-        if not arrivals or arrivals[-1] <= arrivals[0]:
-            raise BadAnswer(f"all {tokens} tokens came in one piece; a decode time cannot be read")
+        if not arrivals:
+            raise BadAnswer(f"asked for {tokens} tokens, no event of the stream carries any")
         return Stream(total, first_tokens, sent_at, tuple(arrivals))
 
     async def tell(self, path: str) -> None:
@@ -307,11 +320,14 @@ class Client:
             raise BadAnswer(f"{path} answered something that is not JSON") from None
 
 
-async def bounded_lines(response: httpx.Response) -> AsyncIterator[str]:
-    """Lines of a stream as they come. BadAnswer as soon as one is too long, or all of them together."""
+async def bounded_lines(response: httpx.Response) -> AsyncIterator[tuple[float, str]]:
+    """Lines of a stream as they come, each with the clock seconds of the network read that brought its end.
+
+    BadAnswer as soon as one is too long, or all of them together.
+    """
     _check_plain(response)
-    rest, total = b"", 0
-    async for piece in response.aiter_bytes():
+    rest, total, read_at = b"", 0, time.perf_counter()
+    async for read_at, piece in _read_times(response):
         total += len(piece)
         *lines, rest = (rest + piece).split(b"\n")
         longest = max(map(len, (*lines, rest)))
@@ -320,9 +336,29 @@ async def bounded_lines(response: httpx.Response) -> AsyncIterator[str]:
         if total > MOST_OF_AN_ANSWER:
             raise BadAnswer(f"{response.url.path} streamed more than {MOST_OF_AN_ANSWER:,} bytes")
         for line in lines:
-            yield line.decode("utf-8", "replace").removesuffix("\r")
+            yield read_at, line.decode("utf-8", "replace").removesuffix("\r")
     if rest:
-        yield rest.decode("utf-8", "replace")
+        yield read_at, rest.decode("utf-8", "replace")
+
+
+async def _read_times(response: httpx.Response) -> AsyncIterator[tuple[float, bytes]]:
+    """Pieces of a body, each with the clock seconds of its network read.
+
+    A read may bring many chunks, which come as pieces of their own without a wait. Only a read gives way to the event
+    loop, so a piece is of a new one if the loop has turned since the last piece was asked for.
+    """
+    loop, read_at, turned = asyncio.get_running_loop(), 0.0, True
+
+    def turn() -> None:
+        nonlocal turned
+        turned = True
+
+    async for piece in response.aiter_bytes():
+        if turned:
+            read_at = time.perf_counter()
+        yield read_at, piece
+        turned = False
+        loop.call_soon(turn)
 
 
 def _check_plain(response: httpx.Response) -> None:

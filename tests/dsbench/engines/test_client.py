@@ -27,7 +27,14 @@ def events(*pieces, usage=3, ids=True):
         choice = {"text": text} | ({"token_ids": tokens} if ids else {})
         lines.append(f"data: {json.dumps({'choices': [choice]})}\n\n")
     lines.append(f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': usage}})}\n\ndata: [DONE]\n\n")
-    return httpx.Response(200, text="".join(lines))
+    return httpx.Response(200, content=apart(lines))
+
+
+async def apart(pieces):
+    """Each in a read of its own."""
+    for piece in pieces:
+        await asyncio.sleep(0)
+        yield piece.encode()
 
 
 def stream(response, tokens=3):
@@ -38,6 +45,15 @@ def test_a_stream_is_counted_by_usage_and_token_ids():
     timed = stream(events(("", [7, 8]), ("x", [9])))
     assert (timed.tokens, timed.first_tokens) == (3, 2)
     assert timed.last_at > timed.first_at
+
+
+def test_tokens_of_the_first_read_are_none_that_were_timed():
+    timed = asyncio.run(talk([token(1) + token(2), token(3) + end(3)], 3))
+    assert (timed.tokens, timed.first_tokens, len(timed.arrivals)) == (3, 2, 3)
+    assert timed.arrivals[0] == timed.arrivals[1] < timed.arrivals[2]
+    took = timed.last_at - timed.first_at
+    assert timed.decode_tps == 1 / took
+    assert (timed.gaps, timed.step) == ([took], took)
 
 
 def test_without_token_ids_pieces_with_text_are_timed():
@@ -55,7 +71,7 @@ def test_decode_tps_leaves_the_first_piece_out():
     ("response", "said"),
     [
         (events(("x", [1]), ("y", [2]), usage=2), "asked for 3 tokens, the stream's usage says 2"),
-        (events(("xyz", [1, 2, 3])), "came in one piece"),
+        (events(("", []), usage=3), "asked for 3 tokens, no event of the stream carries any"),
         (httpx.Response(200, text="data: [DONE]\n\n"), "usage says None"),
         (httpx.Response(429, text="slow down"), "/v1/completions answered 429: slow down"),
     ],
@@ -63,6 +79,83 @@ def test_decode_tps_leaves_the_first_piece_out():
 def test_streams_that_are_no_measurement(response, said):
     with pytest.raises(BadAnswer, match=said):
         stream(response)
+
+
+def token(*ids):
+    return f"data: {json.dumps({'choices': [{'text': 'x', 'token_ids': list(ids)}]})}\n\n"
+
+
+def end(tokens):
+    usage = {"choices": [], "usage": {"completion_tokens": tokens}}
+    return f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n"
+
+
+async def talk(writes, tokens, chunked=True):
+    """The stream of a server on a socket, which sends each of `writes` at once and waits until it must have come."""
+    head = "transfer-encoding: chunked" if chunked else "connection: close"
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"}")
+        writer.write(f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode())
+        for text in writes:
+            await asyncio.sleep(0.01)
+            events = [f"{event}\n\n".encode() for event in text.split("\n\n")[:-1]]
+            parts = [b"%x\r\n%s\r\n" % (len(event), event) for event in events] if chunked else events
+            writer.write(b"".join(parts))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n" if chunked else b"")
+        writer.close()
+
+    async with (
+        await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+        Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m", 5) as client,
+    ):
+        return await client.stream("x", tokens)
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_stream_that_was_collected_and_sent_at_once_gives_no_speed(chunked):
+    """A proxy that buffers, or Nagle's algorithm: chunks of one read lie microseconds apart, which is no decoding."""
+    whole = "".join(token(i) for i in range(16)) + end(16)
+    timed = asyncio.run(talk([whole], 16, chunked))
+    assert len(set(timed.arrivals)) == 1
+    with pytest.raises(BadAnswer, match="all 16 tokens came in one piece; a decode time cannot be read"):
+        _ = timed.decode_tps
+
+
+def test_a_collected_stream_of_several_reads_gives_no_speed_either():
+    """What is longer than a read, 64 KiB here, takes several."""
+    whole = "".join(token(*range(9)) for _ in range(2000)) + end(18000)
+    timed = asyncio.run(talk([whole], 18000))
+    assert len(set(timed.arrivals)) > 1
+    with pytest.raises(BadAnswer, match="18000 tokens came in 2000 events but only"):
+        _ = timed.decode_tps
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    reads=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=5), min_size=2, max_size=6), chunked=st.booleans()
+)
+def test_arrivals_are_as_many_times_as_there_were_reads(reads, chunked):
+    """Events of one read share its time, those of another have another; speculation gives several tokens an event."""
+    total = sum(map(sum, reads))
+    writes = ["".join(token(*range(tokens)) for tokens in read) for read in reads]
+    writes[-1] += end(total)
+    timed = asyncio.run(talk(writes, total, chunked))
+    place, times = 0, []
+    for read in reads:
+        share = set(timed.arrivals[place : place + len(read)])
+        assert len(share) == 1
+        times += share
+        place += len(read)
+    assert place == len(timed.arrivals)
+    assert times == sorted(set(times))
+    assert timed.first_tokens == sum(reads[0])
+    if len(reads) - 1 < (place - 1) / 8:
+        with pytest.raises(BadAnswer, match=f"came in {place} events but only {len(reads)} reads of the network"):
+            _ = timed.decode_tps
+    else:
+        assert timed.decode_tps == pytest.approx(sum(map(sum, reads[1:])) / (times[-1] - times[0]))
 
 
 def test_requests_are_greedy_and_ask_for_ids():
@@ -301,7 +394,7 @@ def test_lines_of_a_stream_are_those_of_its_bytes():
             ) as http,
             http.stream("GET", "http://engine/x") as response,
         ):
-            return [line async for line in bounded_lines(response)]
+            return [line async for _, line in bounded_lines(response)]
 
     whole = 'data: {"a": "\u2028ü"}\r\n\ndata: [DONE]'.encode()
     for cut in range(len(whole)):

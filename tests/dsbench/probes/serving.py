@@ -22,6 +22,17 @@ def plan_of(tables, *, speculative="none", **options):
     return plan_experiment((), parse_suite(HEAD + tables, "s.toml"), PICO, arms=arms, alike=True, **options)
 
 
+def streamed(events):
+    """A stream whose events come one by one, each in a read of its own."""
+
+    async def body():
+        for event in events:
+            await asyncio.sleep(0)
+            yield f"data: {json.dumps(event)}\n\n".encode()
+
+    return httpx.Response(200, content=body())
+
+
 def run(module, plan, answer, *, page="", number=3, conditions=READ_BACK):
     """Readings and the bodies of the requests; `answer` may be asynchronous, `page` may be a function."""
     bodies = []

@@ -6,11 +6,12 @@ import json
 import httpx
 import pytest
 
-from dsbench.engines.client import Client
+from dsbench.engines.client import BadAnswer, Client
 from dsbench.probe_settings import IdentityProbe, WarmProbe
 from dsbench.probes import decode, identity, kv, prefill, smoke, warm
 from dsbench.probes.boot import Boot, ProbeFailed
 from dsbench.probes.smoke import first_number
+from tests.dsbench.probes.serving import streamed
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def usual(body):
     if body.get("stream"):
         pieces = [{"choices": [{"text": "x", "token_ids": [1]}]} for _ in range(tokens)]
         events = [*pieces, {"choices": [], "usage": usage}]
-        return httpx.Response(200, text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
+        return streamed(events)
     if "messages" in body:
         return httpx.Response(200, json={"choices": [{"message": {"content": "42."}}]})
     return httpx.Response(
@@ -69,6 +70,16 @@ def test_decode_gives_times_where_the_suite_asks_for_them(probe):
     assert all(value > 0 for value in found.values())
     # One token a piece: a step's time is a token's.
     assert found["decode.tpot_ms.c1"] == pytest.approx(found["decode.step_ms.c1"])
+
+
+def test_decode_of_tokens_that_came_in_one_piece_is_no_reading(probe):
+    def collected(body):
+        pieces = [{"choices": [{"text": "x", "token_ids": [1]}]} for _ in range(body["max_tokens"])]
+        events = [*pieces, {"choices": [], "usage": {"completion_tokens": body["max_tokens"]}}]
+        return httpx.Response(200, text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
+
+    with pytest.raises(BadAnswer, match="all 10 tokens came in one piece; a decode time cannot be read"):
+        probe(decode, answer=collected)
 
 
 def test_prefill_that_a_prefix_cache_answered_is_no_reading(probe):

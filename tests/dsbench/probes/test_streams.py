@@ -6,12 +6,13 @@ from collections import Counter
 import httpx
 import pytest
 
+from dsbench.engines.client import BadAnswer
 from dsbench.errors import InputError
 from dsbench.probes import concurrency, long_context
 from dsbench.probes.acceptance import impossible
 from dsbench.probes.boot import ProbeFailed
 from impl.engine.acceptance import AcceptanceCounts
-from tests.dsbench.probes.serving import plan_of, run
+from tests.dsbench.probes.serving import plan_of, run, streamed
 
 CONCURRENCY = """
 [probes.concurrency]
@@ -40,7 +41,7 @@ class Server:
         self.rounds += tokens - 1
         pieces = [{"choices": [{"text": "x", "token_ids": [1]}]} for _ in range(tokens)]
         events = [*pieces, {"choices": [], "usage": {"completion_tokens": tokens}}]
-        return httpx.Response(200, text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
+        return streamed(events)
 
     def page(self):
         rounds = {"drafts": self.rounds, "draft_tokens": 2 * self.rounds, "accepted_tokens": self.rounds}
@@ -108,6 +109,18 @@ def test_long_context_samples_with_seeds_after_exact_lengths():
     assert [(r.metric, len(r.raw)) for r in readings] == [("long_context.tps.64", 2), ("long_context.tps.256", 2)]
     assert bodies == run(long_context, plan, Server(), number=4)[1]  # the other boot of the block
     assert bodies != run(long_context, plan, Server(), number=5)[1]
+
+
+def test_what_came_in_one_read_gives_no_speed_of_long_contexts_but_one_of_whole_requests():
+    def at_once(body):
+        pieces = [{"choices": [{"text": "x", "token_ids": [1]}]} for _ in range(body["max_tokens"])]
+        events = [*pieces, {"choices": [], "usage": {"completion_tokens": body["max_tokens"]}}]
+        return httpx.Response(200, text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
+
+    with pytest.raises(BadAnswer, match="all 10 tokens came in one piece; a decode time cannot be read"):
+        run(long_context, plan_of(LONG), at_once)
+    readings, _ = run(concurrency, plan_of(CONCURRENCY), at_once)
+    assert all(reading.value > 0 for reading in readings)
 
 
 def test_long_prompts_must_fit():
