@@ -266,7 +266,7 @@ class ToolcallProbe(ProbeTable):
     """Ids such as A1; all fifteen where none is named."""
     thinking: list[Literal["off", "high", "max"]] = Field(default=["off", "high", "max"], min_length=1)
     rounds: Count = 1
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Seed = 1
     """Of the first round; each round adds one, so that arms and boots draw alike."""

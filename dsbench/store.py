@@ -24,6 +24,7 @@ from dsbench.plan_match import check_match
 from dsbench.plan_nouns import Plan, plan_digest
 from dsbench.record_lines import lines_of, parse, read_records
 from dsbench.records import RECORD, Observation, Record
+from dsbench.storable import plan_text
 from dsbench.verdict_nouns import ExperimentVerdict
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def create(plan: Plan, out: Path) -> Path:
-    """Make the folder of a new experiment with its plan in it; InputError if that is not possible."""
+    """Make the folder of a new experiment with its plan in it; InputError if that is not possible, or may not be."""
+    text = plan_text(plan)
     folder = out / plan.id
     try:
         folder.mkdir(parents=True)
@@ -75,7 +77,7 @@ def create(plan: Plan, out: Path) -> Path:
         raise InputError(f"cannot write results to {out}: {error.strerror or error}") from None
     try:
         (folder / BOOTS).mkdir()
-        write_text(folder / PLAN, plan.model_dump_json(indent=1) + "\n")
+        write_text(folder / PLAN, text)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise InputError(f"cannot write results to {out}: {error.strerror or error}") from None

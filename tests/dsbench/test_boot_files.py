@@ -1,9 +1,14 @@
 """What a boot's log tells while the boot runs: a compiler beside a timed probe, and faults."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from dsbench import records as r
 from dsbench import store
+from dsbench.boot_files import BootLogs
+from dsbench.engines.server import Server
 from dsbench.execute import execute
 from dsbench.judge import judge
 
@@ -14,8 +19,9 @@ def run(make_plan, fake, small, tmp_path, monkeypatch):
         monkeypatch.setenv("FAKE_FAULT", fault)
         plan = make_plan(blocks=1, suite=small.model_copy(update={"warmup_boots": 0}))
         boots = [plan.boots[0].model_copy(update={"phase": phase})]
-        folder = store.create(plan, tmp_path)
-        execute(plan.model_copy(update={"boots": boots}), folder, command=fake, quiet=True)
+        shorter = plan.model_copy(update={"boots": boots})
+        folder = store.create(shorter, tmp_path)
+        execute(shorter, folder, command=fake, quiet=True)
         return plan, store.load_records(folder)[0]
 
     return go
@@ -45,3 +51,20 @@ def test_a_fault_in_the_log_is_recorded(run):
 
 def test_a_sound_boot_has_no_finding(run):
     assert [record for record in run("")[1] if isinstance(record, r.Finding)] == []
+
+
+@pytest.mark.parametrize("gap", [0, 230, 245, 250, 262, 8000, 16300, 16370])
+def test_a_fault_is_redacted_before_it_is_cut(gap, tmp_path, monkeypatch):
+    """Where the text of an event is cut, and where a line too long to be read is."""
+    monkeypatch.setenv("MY_API_KEY", key := "0123456789" * 4)
+    engine = Server([sys.executable], {}, tmp_path, stop_s=1)
+    for compiles in (False, True):
+        words = "torch.compile took " if compiles else "RuntimeError: CUDA out of memory "
+        engine.log.write_text(f"{words}{'y' * gap}{key}{'z' * 40_000}\n")
+        wrote = []
+        logs = BootLogs({"boot": 1}, SimpleNamespace(write=wrote.append))
+        logs.watch(SimpleNamespace(logs=lambda: [engine.log]))
+        logs.record_faults()
+        told = logs.compiled() if compiles else wrote[0].text.partition("memory ")[2]
+        assert len(told) > 100
+        assert not set("0123456789") & set(told), told

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from dsbench.errors import InputError
-from dsbench.gate import gate, judged_under, without_baseline
-from dsbench.policy import Policy
+from dsbench.gate import _with_margin, gate, judged_under, under, without_baseline
+from dsbench.policy import LARGEST, Policy
 from dsbench.suite import parse_suite
 from tests.dsbench.conftest import SMALL
 
@@ -185,3 +185,13 @@ def test_nothing_stored_that_compares_is_void():
     outcome = without_baseline("main", {("baseline", "*"): "another machine", ("a", "kv.blocks"): "other settings"})
     assert (outcome.word, outcome.exit_code) == ("void", 4)
     assert "baseline: another machine" in outcome.void[0].text
+
+
+@pytest.mark.parametrize("margin", ["99999999999999999999 %", 1e18, "1000000000000000 %"])
+def test_a_plan_under_the_widest_policy_can_be_read_again(make_plan, margin):
+    """A margin in the metric's own unit is turned into one of its baseline, which may be next to nothing."""
+    policy = Policy.model_validate({"rule": [{"metric": "kv.available_bytes", "margin": margin}]})
+    plan = under(make_plan(), policy)
+    assert type(plan).model_validate_json(plan.model_dump_json()) == plan
+    metric = plan.metric("kv.available_bytes")
+    assert _with_margin(metric, policy.rule[0].margin, 1e-300).margin <= LARGEST

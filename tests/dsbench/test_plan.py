@@ -202,3 +202,14 @@ def test_a_suites_draft_method_is_its_arms_unless_another_is_asked_for_or_needed
     assert methods(arms=[ArmSpec("a"), ArmSpec("b", speculative="none")])[0] == {"dspark", "none"}
     served = [ArmSpec("a"), ArmSpec("b")]
     assert methods(arms=served, engine="endpoint", alike=True)[0] == {"none"}
+
+
+def test_too_many_boots_are_refused_before_they_are_listed(small, monkeypatch):
+    monkeypatch.setattr(planning, "_order", lambda *args: pytest.fail("listed"))
+    suite = small.model_copy(update={"warmup_boots": 1000})
+    with pytest.raises(
+        InputError, match=r"12 arms in 9,000 blocks and 1,000 warm-ups are 120,000 boots, and .* 100,000"
+    ):
+        plan_experiment((), suite, PICO, arms=[ArmSpec(f"a{n}") for n in range(12)], alike=True, blocks=9000)
+    with pytest.raises(InputError, match="take fewer blocks"):
+        plan_experiment((), suite, PICO, arms=[ArmSpec("a"), ArmSpec("b")], alike=True, blocks=10**20)

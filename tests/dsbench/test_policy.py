@@ -109,3 +109,12 @@ def test_rules_of_which_each_can_hold_are_read(tmp_path, first, second):
 def test_no_file(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         load_policy(tmp_path / "no.toml")
+
+
+@pytest.mark.parametrize("size", [f'"{"9" * 300} %"', "1e300", f'"{"9" * 30} points"', f'"{"9" * 17} KiB"'])
+@pytest.mark.parametrize("key", ["margin", "by"])
+def test_a_size_beyond_every_metric_is_refused(key, size, tmp_path):
+    must = '\nmust = "improve"' if key == "by" else ""
+    (tmp_path / "p.toml").write_text(f'[[rule]]\nmetric = "kv.available_bytes"\n{key} = {size}{must}\n')
+    with pytest.raises(InputError, match=rf"p\.toml:3: rule\.0\.{key}"):
+        load_policy(tmp_path / "p.toml")

@@ -8,6 +8,7 @@ import pytest
 
 from dsbench.errors import InputError
 from dsbench.storable import plan_text, refuse_secrets_in
+from dsbench.store import create
 from tests.dsbench.conftest import ROOT
 
 KEY = "sk-planted-SECRET-abcdef12345"
@@ -86,3 +87,13 @@ def test_a_plan_is_stored_as_it_can_be_read_again(make_plan):
     wide = [metric.model_copy(update={"margin": 1e300}) for metric in plan.metrics]
     with pytest.raises(InputError, match=r"could not be read again: metrics\.0\.margin .*1e\+300"):
         plan_text(plan.model_copy(update={"metrics": wide}))
+
+
+def test_nothing_of_a_plan_that_may_not_be_stored_is_left(make_plan, tmp_path, monkeypatch):
+    plan = make_plan()
+    arms = [plan.arms[0], plan.arms[1].model_copy(update={"args": ["--x", "abcdefgh"]})]
+    monkeypatch.setenv("SOME_TOKEN", "abcdefgh")
+    for change in ({"arms": arms}, {"metrics": [plan.metrics[0].model_copy(update={"margin": 1e300})]}):
+        with pytest.raises(InputError):
+            create(plan.model_copy(update=change), tmp_path / "results")
+    assert list(tmp_path.iterdir()) == []

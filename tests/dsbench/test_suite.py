@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsbench.errors import InputError
-from dsbench.suite import load_suite, parse_suite, shipped
+from dsbench.suite import Suite, load_suite, parse_suite, shipped
 
 GOOD = """name = "x"
 summary = "s"
@@ -178,3 +178,39 @@ def test_any_value_in_any_place_gives_a_suite_or_a_line_that_exists(number, valu
     except InputError as error:
         line = int(str(error).split(":")[1])
         assert 1 <= line <= len(changed) + 1
+
+
+def numbers(schema, place=()):
+    """Every number of a JSON schema with the keys that lead to it, through its references."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("integer", "number"):
+            yield ".".join(place), schema
+        for key, part in schema.items():
+            yield from numbers(part, place if key in ("properties", "$defs", "items", "anyOf") else (*place, key))
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from numbers(part, place)
+
+
+def test_every_number_of_a_suite_has_an_upper_bound():
+    """A right answer may be any number."""
+    found = list(numbers(Suite.model_json_schema()))
+    assert len(found) > 60
+    open_ended = {place for place, schema in found if not {"maximum", "exclusiveMaximum"} & schema.keys()}
+    assert open_ended == {"SmokeItem.answer", "SmokeItem.expect"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("blocks = 2", "blocks = 10000000", "suites/x.toml:3: blocks input should be less than or equal to 10000"),
+        ("blocks = 2", f"blocks = {'9' * 20}", "suites/x.toml:3: blocks input should be less than or equal to 10000"),
+        ("blocks = 2", "blocks = 2\nwarmup_boots = 1000000000", "suites/x.toml:4: warmup_boots input should be less"),
+        ("[1, 4]", "[100000000]", "suites/x.toml:6: probes.decode.streams.0 input should be less than or equal to 10"),
+        ("tokens = 16", "tokens = 99999999", "suites/x.toml:7: probes.decode.tokens input should be less than or"),
+        ("tokens = 16", "tokens = 16\nrepeats = 10001", "suites/x.toml:8: probes.decode.repeats input should be less"),
+    ],
+)
+def test_a_number_that_would_never_end_is_refused(old, new, said):
+    assert old in GOOD
+    assert problem(GOOD.replace(old, new)).startswith(said)

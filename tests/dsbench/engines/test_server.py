@@ -128,3 +128,14 @@ def test_stop_is_safe_twice(start):
         server.stop()
     assert isinstance(server.process, subprocess.Popen)
     assert signal.Signals.SIGTERM
+
+
+def test_a_key_across_the_beginning_of_the_log_s_end_is_told_in_no_part(start, monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "sk-planted-SECRET-0123456789")
+    with start("") as server:
+        server.wait_exit(20)
+        for after in range(4096 - 40, 4097):
+            server.log.write_text("a" * 5000 + "sk-planted-SECRET-0123456789" + "x" * after)
+            said = server.last_words().removeprefix("; its log ends: ")
+            assert 50 < len(said) <= 200
+            assert not set(said.replace("[redacted]", "")) - {"a", "x"}, said
