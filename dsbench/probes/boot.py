@@ -74,6 +74,23 @@ class Reading:
     text: str | None = None
 
 
+MOST_OF_A_REPLY = 1 << 16
+"""Characters of a reply that are stored; the longest that our suites allow are a tenth of it."""
+
+
+def kept(reply: str) -> str:
+    """What is stored of a reply, once it was scored: all of it, or of one that is too long its beginning and its end.
+
+    Redacted first: half a secret is not known to be one.
+    """
+    text = redact(reply)
+    if len(text) <= MOST_OF_A_REPLY:
+        return text
+    head, tail = MOST_OF_A_REPLY * 3 // 4, MOST_OF_A_REPLY // 4
+    left_out = len(text) - head - tail
+    return f"{text[:head]}\n[... {left_out:,} of {len(text):,} characters left out ...]\n{text[-tail:]}"
+
+
 class ProbeFailed(Exception):
     """A probe could not measure; the message is its one-line reason, redacted."""
 

@@ -34,7 +34,7 @@ from dsbench.checks.text import incoherence
 from dsbench.engines.client import BadAnswer, Reply
 from dsbench.parse.prometheus import COUNTERS, Page, increase
 from dsbench.probe_settings import CoherenceProbe
-from dsbench.probes.boot import Boot, ProbeFailed, Reading
+from dsbench.probes.boot import Boot, ProbeFailed, Reading, kept
 from dsbench.probes.needles import Prompt, pairs, report, with_ballots
 from dsbench.score.coherence import CUT, recalled, recalled_in_order
 
@@ -101,16 +101,15 @@ def _scores(config: CoherenceProbe, request: _Request, reply: Reply) -> Iterator
     score = recalled if config.style == "report" else recalled_in_order
     found = score(reply.text, request.prompt.needles)
     for number, (needle, right) in enumerate(zip(request.prompt.needles, found, strict=True), start=1):
-        told = needle if right else f"{needle} is missing: {reply.text[:SHOWN]}"
+        told = needle if right else f"{needle} is missing: {redact(reply.text)[:SHOWN]}"
         kind = "tally" if request.prompt.tally and number == len(found) else f"needle {number}"
         yield Reading("coherence.recall", int(right), item=f"{request.item} {kind}", cluster=request.cluster, text=told)
     reason = incoherence(reply.text)
     told = f"{reason}: {reply.text}" if reason else reply.text
-    yield Reading("coherence.clean", int(reason is None), item=request.item, cluster=request.cluster, text=told)
+    yield Reading("coherence.clean", int(reason is None), item=request.item, cluster=request.cluster, text=kept(told))
     cut = reply.finish_reason == CUT
-    yield Reading(
-        "coherence.finished", int(not cut), item=request.item, cluster=request.cluster, text=reply.finish_reason
-    )
+    ended = None if reply.finish_reason is None else kept(str(reply.finish_reason))
+    yield Reading("coherence.finished", int(not cut), item=request.item, cluster=request.cluster, text=ended)
 
 
 def _reuse(part: str, before: Page, after: Page) -> Reading:

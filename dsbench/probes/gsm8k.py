@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from dsbench.answer_settings import Gsm8kProbe
 from dsbench.engines.client import Reply
-from dsbench.probes.boot import Boot, ProbeFailed, Reading
+from dsbench.probes.boot import Boot, ProbeFailed, Reading, kept
 from dsbench.questions import Question, digest
 from dsbench.score.gsm8k import Scored, score
 
@@ -55,7 +55,7 @@ def _readings(number: int, question: Question, reply: Reply, config: Gsm8kProbe)
     item = f"{number:04d}"
     scored = score(item, reply.text, question.answer, reply.finish_reason)
     readings = [
-        Reading("gsm8k.correct", int(scored.correct), item=item, text=_told(scored, reply.text)),
+        Reading("gsm8k.correct", int(scored.correct), item=item, text=kept(_told(scored, reply.text))),
         Reading("gsm8k.truncated", None if scored.truncated is None else int(scored.truncated), item=item),
     ]
     if config.filters:

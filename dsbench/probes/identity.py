@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator
 
 from dsbench.engines.client import Completion
-from dsbench.probes.boot import Boot, ProbeFailed, Reading
+from dsbench.probes.boot import Boot, ProbeFailed, Reading, kept
 
 
 async def run(boot: Boot) -> AsyncIterator[Reading]:
@@ -36,4 +36,4 @@ def _reading(item: str, answer: Completion) -> Reading:
         raise ProbeFailed("the engine returned no token_ids")
     if len(answer.token_ids) != answer.completion_tokens:
         raise ProbeFailed(f"{len(answer.token_ids)} token_ids came back for {answer.completion_tokens} tokens")
-    return Reading("identity.tokens", answer.token_ids, item=item, text=answer.text)
+    return Reading("identity.tokens", answer.token_ids, item=item, text=kept(answer.text))

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from dsbench.engines.client import Reply
-from dsbench.probes.boot import Boot, Reading
+from dsbench.probes.boot import Boot, Reading, kept
 from dsbench.probes.gsm8k import in_order
 from dsbench.score.instruction import Facts, fault
 
@@ -78,4 +78,4 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
         number += 1
         why = fault(reply.text, asked[number - 1].facts)
         told = reply.text if why is None else f"[{why}] {reply.text}"
-        yield Reading("instruction.correct", int(why is None), item=f"{number:03d}", text=told)
+        yield Reading("instruction.correct", int(why is None), item=f"{number:03d}", text=kept(told))

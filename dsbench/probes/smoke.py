@@ -15,7 +15,7 @@ import re
 from collections.abc import AsyncIterator
 
 from dsbench.answer_settings import SmokeItem
-from dsbench.probes.boot import Boot, Reading
+from dsbench.probes.boot import Boot, Reading, kept
 
 LONGEST = 40
 """Characters of a number."""
@@ -30,7 +30,7 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
             text = (await boot.server.complete(item.prompt, item.max_tokens, ignore_eos=False)).text
         else:
             text = await boot.server.chat(item.chat or "", item.max_tokens)
-        yield Reading("smoke.correct", int(is_right(item, text)), item=item.name, text=text)
+        yield Reading("smoke.correct", int(is_right(item, text)), item=item.name, text=kept(text))
 
 
 def is_right(item: SmokeItem, text: str) -> bool:

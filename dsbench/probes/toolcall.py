@@ -18,7 +18,7 @@ from typing import Any
 
 from dsbench.engines.chat import ChatReply, Thinking
 from dsbench.probe_settings import ToolcallProbe
-from dsbench.probes.boot import Boot, Reading
+from dsbench.probes.boot import Boot, Reading, kept
 from dsbench.score.tool_transcript import Called, Transcript, Turn
 from dsbench.score.toolcall import FULL_POINTS, score
 from dsbench.tool_mocks import answer_call
@@ -102,7 +102,7 @@ def _readings(transcript: Transcript) -> list[Reading]:
             item=transcript.item,
             cluster=transcript.scenario,
             raw=raw if metric == "toolcall.points" else None,
-            text=text if metric == "toolcall.points" else None,
+            text=kept(text) if metric == "toolcall.points" else None,
         )
         for metric in ("toolcall.points", f"toolcall.{found.category}")
     ]
