@@ -171,7 +171,7 @@ class Client:
             named = choice.get("logprobs") if logprobs is not None else None
             return Completion(
                 str(choice["text"]),
-                None if ids is None else [int(i) for i in ids],
+                None if ids is None else _whole(ids),
                 int(usage["prompt_tokens"]),
                 int(usage["completion_tokens"]),
                 seconds,
@@ -362,8 +362,8 @@ async def _read_times(response: httpx.Response) -> AsyncIterator[tuple[float, by
 
 
 def _check_plain(response: httpx.Response) -> None:
-    if response.headers.get("content-encoding", "identity") != "identity":
-        raise BadAnswer(f"{response.url.path} answered in the encoding {response.headers['content-encoding'][:40]!r}")
+    if (encoding := response.headers.get("content-encoding", "identity")) != "identity":
+        raise BadAnswer(f"{response.url.path} answered in the encoding {redact(encoding)[:40]!r}")
 
 
 async def bounded_body(response: httpx.Response) -> bytes:
@@ -389,10 +389,18 @@ def read_counters(text: str) -> dict[str, float]:
     return values
 
 
+def _whole(ids: Any) -> list[int]:
+    """Token ids as they came. ValueError where one is none, as 1.5 is: cut to 1 it would equal another's."""
+    odd = [i for i in ids if type(i) is not int] if isinstance(ids, list) else [ids]
+    if odd:
+        raise ValueError(f"token_ids that are whole numbers, but with {odd[0]!r}")
+    return [*ids]
+
+
 def _odd(path: str, error: Exception) -> BadAnswer:
     return BadAnswer(f"{path} answered without {redact(str(error))[:200]}")
 
 
 def _refusal(path: str, status: int, content: bytes) -> str:
     # Redacted before it is cut: half a secret is not known to be one.
-    return f"{path} answered {status}: {redact(content[:20_000].decode('utf-8', 'replace')).strip()[:200]}"
+    return f"{path} answered {status}: {redact(content.decode('utf-8', 'replace')).strip()[:200]}"

@@ -18,7 +18,9 @@ REDACTED = "[redacted]"
 SHORTEST = 6
 """A shorter value is no secret, and taking it out would garble the text."""
 
-FIXED = ("record", "time", "status", "phase", "moment", "metric", "unit", "probe", "arm", "log", "log_sha256")
+FIXED = (
+    "record", "time", "status", "phase", "moment", "metric", "unit", "probe", "arm", "log", "log_sha256", "plan_sha256",
+)  # fmt: skip
 """Keys of our records whose values come from the plan or from fixed lists."""
 
 _NAME = re.compile(r"(?i)(?:^|_)(?:api_?key|key|token|secret|password|passwd|credentials?)$")
