@@ -73,6 +73,11 @@ def _plan(asked: Asked, boots: int | None, python: str | None, out: Path) -> Pla
     from dsbench.builds import ArmSpec, interpreter
     from dsbench.floors import snapshot
 
+    if asked.engine == "endpoint":
+        raise InputError(
+            "--engine endpoint: a floor is of a build on this machine, which a running server does not tell; two "
+            "servers that should be alike are compared by: dsbench ab --a URL --b URL"
+        )
     suite = asked.suite()
     own = None if python is None else interpreter("--python", python)
     blocks = max(suite.blocks, FEWEST // 2) if boots is None else boots // 2

@@ -196,3 +196,11 @@ def test_aa_of_the_embedded_engine(dsbench):
     assert "b equivalent: kv.available_bytes unchanged." in ran.stdout
     planned = dsbench("plan", "-t", "mhc_input_reuse", "--suite", "../fast.toml", "--budget", "10m", command=REAL)
     assert "median of 6" in planned.stdout
+
+
+def test_aa_of_running_servers_is_refused_by_the_name_of_what_was_given(dsbench):
+    for given in (["--endpoint", "a=http://127.0.0.1:9"], ["--endpoint", "a=http://x", "--endpoint", "b=http://x"]):
+        refused = dsbench("aa", "-s", "../fast.toml", "--engine", "endpoint", *given, code=2)
+        assert refused.stderr.splitlines()[-1].startswith("dsbench: --engine endpoint: a floor is of a build")
+        assert "--arm" not in refused.stderr
+        assert not Path("results").exists()
