@@ -32,6 +32,7 @@ import httpx
 
 from dsbench.checks.text import incoherence
 from dsbench.engines.client import BadAnswer, Reply
+from dsbench.engines.secrets import redact
 from dsbench.parse.prometheus import COUNTERS, Page, increase
 from dsbench.probe_settings import CoherenceProbe
 from dsbench.probes.boot import Boot, ProbeFailed, Reading, kept
