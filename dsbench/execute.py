@@ -27,7 +27,7 @@ from dsbench.boot_files import (
 )  # fmt: skip
 from dsbench.engines import devices
 from dsbench.engines.client import BadAnswer, Client
-from dsbench.engines.engine import Command, Engine, ReadBack, Running, engine_of
+from dsbench.engines.engine import Command, Engine, ReadBack, Running, end_left, engine_of
 from dsbench.engines.gpu_lock import gpus_of, locked
 from dsbench.engines.server import EngineFailed
 from dsbench.engines.strays import end_strays
@@ -153,6 +153,8 @@ def _history(plan: Plan, folder: Path, writer: RecordWriter) -> tuple[set[int], 
     planned = {boot.number: boot for boot in plan.boots}
     for boot, attempt in started.items():
         if boot not in ended or ended[boot].attempt < attempt:
+            if boot in planned:
+                end_left(plan, plan.arm(planned[boot].arm), _boot_dir(folder, planned[boot], attempt))
             reason = "the harness stopped before this boot ended"
             told = {"time": _now(), "status": "interrupted", "reason": reason, "seconds": 0}
             facts = log_facts(_boot_dir(folder, planned[boot], attempt) / LOG, folder) if boot in planned else {}

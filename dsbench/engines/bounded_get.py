@@ -13,6 +13,11 @@ from dsbench.engines.secrets import authorization
 
 def get_status(url: str, seconds: float) -> int | None:
     """Status of an answer, whose body is not read; None if none came within `seconds`."""
+    return find_status(url, seconds) or None
+
+
+def find_status(url: str, seconds: float) -> int | None:
+    """As `get_status`, and 0 where a connection was taken that brought no answer within `seconds`."""
     answer = _within(url, 0, seconds)
     return answer[0] if answer else None
 
@@ -31,11 +36,13 @@ def _within(url: str, most_bytes: int, seconds: float) -> tuple[int, bytes | Non
 
 async def _get(url: str, most_bytes: int, seconds: float) -> tuple[int, bytes | None] | None:
     headers = {**authorization(), "accept-encoding": "identity"}
+    # A connection that nobody takes must be known before the whole time is over.
+    timeouts = httpx.Timeout(seconds, connect=0.8 * seconds)
     try:
         async with (
             asyncio.timeout(seconds),
             # Certificates take long to load, and plain HTTP needs none.
-            httpx.AsyncClient(timeout=seconds, trust_env=False, verify=url.startswith("https:")) as client,
+            httpx.AsyncClient(timeout=timeouts, trust_env=False, verify=url.startswith("https:")) as client,
             client.stream("GET", url, headers=headers) as answer,
         ):
             encoded = answer.headers.get("content-encoding", "identity") != "identity"
@@ -47,5 +54,7 @@ async def _get(url: str, most_bytes: int, seconds: float) -> tuple[int, bytes | 
                 if len(body) > most_bytes:
                     return answer.status_code, None
             return answer.status_code, bytes(body)
-    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
+    except (httpx.ReadTimeout, TimeoutError):
+        return 0, None
+    except (httpx.HTTPError, httpx.InvalidURL):
         return None

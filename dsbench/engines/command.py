@@ -5,6 +5,7 @@ No shell reads a command. What ranks wrote is copied into the boot's folder, so 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
@@ -12,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dsbench.engines.bounded_get import get_status
+from dsbench.engines.bounded_get import find_status, get_status
 from dsbench.engines.engine import ReadBack, Running, boot_environment
 from dsbench.engines.read_back import read_back_all
+from dsbench.engines.secrets import redact
 from dsbench.engines.server import EngineFailed, Ready, Server
 from dsbench.errors import InputError
 from dsbench.records import Arm, Plan
@@ -23,6 +25,10 @@ from dsbench.rig import Rig
 POLL_S = 0.2
 COMMAND_S = 60.0
 """Deadline of one health command."""
+SILENT_S = 3.0
+"""Within this time a server that is there answers, or at least takes the connection."""
+NOBODY_BEHIND = (502, 504)
+"""What a gateway says that stays while the engines behind it come and go; an engine says neither."""
 
 
 class Rigged:
@@ -36,7 +42,11 @@ class Rigged:
 
     def boot(self, arm: Arm, boot_dir: Path) -> RigServer:
         filled = fill_rig(self.rig, arm, boot_dir, [*self.plan.engine_args, *arm.args])
-        return RigServer(filled, boot_environment(arm, boot_dir), boot_dir, stop_s=self.plan.timeouts.stop)
+        urls = [fill_rig(self.rig, other, boot_dir, []).url for other in (arm, *self.plan.arms)]
+        stop_s = self.plan.timeouts.stop
+        return RigServer(
+            filled, boot_environment(arm, boot_dir), boot_dir, stop_s=stop_s, urls=list(dict.fromkeys(urls))
+        )
 
     def read_back(self, arm: Arm, running: Running, url: str | None) -> ReadBack:
         return read_back_all(running, arm, url)
@@ -45,11 +55,23 @@ class Rigged:
 class RigServer(Server):
     """One boot of a rig: the start command's process group, and whatever that command has started elsewhere."""
 
-    def __init__(self, rig: Rig, environment: Mapping[str, str], boot_dir: Path, *, stop_s: float) -> None:
+    def __init__(
+        self, rig: Rig, environment: Mapping[str, str], boot_dir: Path, *, stop_s: float, urls: Sequence[str]
+    ) -> None:
+        """`urls` are those of every arm: none may answer before this boot's engine is started."""
         super().__init__(rig.start, environment, boot_dir, stop_s=stop_s)
         self.rig = rig
+        self._urls = urls
         self._stopped = False
         self._stale = {path: _state(path) for rank in rig.ranks for path in rank.model_dump(exclude_none=True).values()}
+
+    def __enter__(self) -> RigServer:
+        """InputError if something serves already: it would be measured in place of the engine, or beside it."""
+        if found := self._serving():
+            told = "before the rig's start command is run: stop what serves there, or name another port in the rig"
+            raise InputError(f"{found} {told}; its stop command must end every engine that start has left")
+        super().__enter__()
+        return self
 
     def read_ready(self) -> Ready:
         """The rig's URL; the process is the start command's, the only one known here."""
@@ -89,13 +111,43 @@ class RigServer(Server):
         return [self.log, *sorted(self.boot_dir.glob("rank*.log"))]
 
     def stop(self) -> None:
-        """The stop command first, then the whole group of the start command; the ranks' files are taken along."""
-        if not self._stopped:
-            self._stopped = True
+        """The stop command first, then the whole group of the start command; the ranks' files are taken along.
+
+        Then wait until the server is silent: what is left of it after that, the next boot refuses.
+        """
+        first, self._stopped = not self._stopped, True
+        if first:
             if self.rig.stop:
                 self._run(self.rig.stop, self._stop_s, "stop")
             self.collect()
         super().stop()
+        if first:
+            self._wait_silent()
+
+    def stop_left(self) -> None:
+        """End what this boot left running when its harness was killed. InputError if the command cannot be run."""
+        if not self.rig.stop:
+            return
+        try:
+            self._run(self.rig.stop, self._stop_s, "stop")
+        except EngineFailed as error:
+            raise InputError(f"{error}: a boot that was killed may have left its engine running") from None
+        self._wait_silent()
+
+    def _wait_silent(self) -> None:
+        deadline = time.monotonic() + self._stop_s
+        while self._serving() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _serving(self) -> str:
+        """The first address that is not silent and what is heard there, or ''."""
+        for url in self._urls:
+            for address in (f"{url}/health", f"{url}/v1/models"):
+                status = find_status(address, SILENT_S)
+                if status is not None and status not in NOBODY_BEHIND:
+                    heard = f"answers {status}" if status else "takes connections"
+                    return f"{redact(address)} {heard}"
+        return ""
 
     def collect(self) -> None:
         """Copy what ranks have written so far into the boot's folder."""
@@ -134,16 +186,22 @@ class RigServer(Server):
 
     def _run(self, line: Sequence[str], seconds: float, what: str) -> int | None:
         """One command of the rig, to its end; None if it did not end in time. Its output goes to a log of its own."""
-        with (self.boot_dir / f"{what}.log").open("ab") as log:
-            try:
+        # Of a boot that was killed the folder may be gone.
+        log_file = self.boot_dir / f"{what}.log" if self.boot_dir.is_dir() else os.devnull
+        try:
+            with open(log_file, "ab", opener=_no_link) as log:
                 return subprocess.run(
                     line, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=seconds,
                     check=False,
                 ).returncode  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return None
-            except OSError as error:
-                raise EngineFailed(f"cannot run the {what} command {line[0]}: {error.strerror or error}") from None
+        except subprocess.TimeoutExpired:
+            return None
+        except OSError as error:
+            raise EngineFailed(f"cannot run the {what} command {line[0]}: {error.strerror or error}") from None
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _state(path: str) -> tuple[int, int, int] | None:

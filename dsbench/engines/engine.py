@@ -88,6 +88,17 @@ def read_ranks(boot_dir: Path, name: str) -> Ranks:
     return found
 
 
+def end_left(plan: Plan, arm: Arm, boot_dir: Path) -> None:
+    """End the engine of a boot whose harness was killed, where only the user's own commands know it.
+
+    InputError if they cannot be run. The others end with their harness, or are known by their environment.
+    """
+    if plan.rig is not None:
+        from dsbench.engines.command import Rigged
+
+        Rigged(plan).boot(arm, boot_dir).stop_left()
+
+
 def engine_of(plan: Plan, command: Command | None = None) -> Engine:
     """The engine of a plan. `command` gives another command line for the embedded one."""
     if plan.engine == "vllm":

@@ -1,7 +1,16 @@
 """A rig of two processes that nobody but its own commands knows, from plan to verdict."""
 
+import contextlib
+import http.server
 import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,9 +18,12 @@ import pytest
 from dsbench import records as r
 from dsbench import store
 from dsbench.cli.experiment import Asked
+from dsbench.engines.bounded_get import get_status
+from dsbench.engines.command import RigServer
 from dsbench.errors import InputError
 from dsbench.execute import execute
 from dsbench.judge import judge
+from dsbench.rig import Rig
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -47,7 +59,8 @@ for rank in (0, 1):
 time.sleep(0.3)
 """
 HEALTH = """
-import sys, urllib.request
+import os, sys, time, urllib.request
+if os.environ.get("HARNESS_WAITS"): time.sleep(60)
 urllib.request.build_opener(urllib.request.ProxyHandler({})).open(sys.argv[1] + "/health", timeout=2)
 """
 
@@ -145,6 +158,161 @@ def test_a_rig_that_does_not_get_healthy_is_stopped_and_says_so(tmp_path, rig, m
     assert ended.status == "failed"
     assert "was not healthy within 3 s" in ended.reason
     assert gone(int((tmp_path / "shared/pid1").read_text()))
+
+
+@contextlib.contextmanager
+def server(port, status):
+    """One that answers every address with `status`."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as found:
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        try:
+            yield found.server_port
+        finally:
+            found.shutdown()
+
+
+def ends(folder):
+    return [(e.boot, e.status) for e in store.load_records(folder)[0] if isinstance(e, r.BootEnded)]
+
+
+def test_no_boot_is_begun_where_another_server_answers(tmp_path, rig):
+    plan = asked(tmp_path, rig, toggles=("mhc_input_reuse",)).plan()
+    folder = store.create(plan, tmp_path / "results")
+    port = int(plan.rig.url.rpartition(":")[2])
+    with server(port, 200), pytest.raises(InputError) as refused:
+        execute(plan, folder, quiet=True)
+    said = str(refused.value)
+    assert said.startswith(f"{plan.rig.url}/health answers 200 before the rig's start command is run: stop what serves")
+    assert "or name another port in the rig" in said
+    assert not (tmp_path / "shared/pid0").exists(), "its engine was started"
+    assert ends(folder) == [(1, "interrupted")]
+    assert not any(isinstance(record, r.Observation) for record in store.load_records(folder)[0])
+    execute(plan, folder, quiet=True)  # the address is silent now
+    assert [status for _, status in ends(folder)] == ["interrupted", *["ok"] * 4]
+
+
+def rigged(folder, port, other=None):
+    url = f"http://127.0.0.1:{port}"
+    urls = [url] if other is None else [url, f"http://127.0.0.1:{other}"]
+    folder.mkdir(exist_ok=True)
+    return RigServer(Rig(start=["sleep", "60"], url=url), {}, folder, stop_s=2, urls=urls)
+
+
+def free():
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+@pytest.mark.parametrize("status", [204, 401, 404, 500, 503])
+def test_whatever_answers_is_a_server(tmp_path, status):
+    with server(0, status) as port:
+        with pytest.raises(InputError, match=f"{port}/health answers {status} before"):
+            rigged(tmp_path / "own", port).__enter__()
+        with pytest.raises(InputError, match=f"{port}/health answers {status} before"):
+            rigged(tmp_path / "other arm's", free(), port).__enter__()
+
+
+def test_one_that_is_too_busy_to_answer_is_a_server(tmp_path):
+    deaf = socket.create_server(("127.0.0.1", 0))
+    with deaf, pytest.raises(InputError, match="/health takes connections before"):
+        rigged(tmp_path / "boot", deaf.getsockname()[1]).__enter__()
+
+
+@pytest.mark.parametrize("status", [502, 504])
+def test_a_gateway_with_nobody_behind_it_is_none(tmp_path, status):
+    with server(0, status) as port, rigged(tmp_path / "boot", port) as running:
+        assert running.alive()
+
+
+def test_an_engine_that_outlives_its_stop_is_not_measured_in_place_of_the_next(tmp_path, rig):
+    (tmp_path / "stop.py").write_text("")
+    plan = asked(tmp_path, rig, toggles=("mhc_input_reuse",)).plan()
+    plan = plan.model_copy(update={"timeouts": plan.timeouts.model_copy(update={"stop": 0.5})})
+    folder = store.create(plan, tmp_path / "results")
+    try:
+        with pytest.raises(InputError, match=r"answers 200 before .* stop command must end every engine"):
+            execute(plan, folder, quiet=True)
+        assert ends(folder) == [(1, "ok"), (2, "interrupted")]
+        assert {o.boot for o in store.load_records(folder)[0] if isinstance(o, r.Observation)} == {1}
+    finally:
+        subprocess.run([sys.executable, "-c", STOP, tmp_path / "shared"], check=True)
+
+
+HARNESS = """
+import pathlib, sys
+from dsbench import store
+from dsbench.execute import execute
+folder = pathlib.Path(sys.argv[1])
+execute(store.load_plan(folder), folder, quiet=True)
+"""
+
+
+@pytest.fixture
+def killed(tmp_path, rig):
+    """A plan and its folder, of a harness that was killed in its first boot, and the engine that it left: its id."""
+    plan = asked(tmp_path, rig, toggles=("mhc_input_reuse",)).plan()
+    plan = plan.model_copy(update={"timeouts": plan.timeouts.model_copy(update={"stop": 2.0})})
+    folder = store.create(plan, tmp_path / "results")
+    harness = subprocess.Popen([sys.executable, "-c", HARNESS, folder], env={**os.environ, "HARNESS_WAITS": "1"})
+    deadline = time.monotonic() + 60
+    while get_status(f"{plan.rig.url}/health", 1) != 200:
+        assert harness.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    harness.kill()
+    harness.wait()
+    pids = [int((tmp_path / f"shared/pid{rank}").read_text()) for rank in (0, 1)]
+    try:
+        yield plan, folder, pids[0]
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def test_the_engine_of_a_harness_that_was_killed_is_stopped_before_the_next(tmp_path, killed):
+    plan, folder, pid = killed
+    time.sleep(0.5)
+    assert not gone(pid), "nothing was left that could be taken for the next boot's engine"
+    execute(plan, folder, quiet=True)
+    assert gone(pid)
+    assert ends(folder) == [(1, "interrupted"), (1, "ok"), (2, "ok"), (3, "ok"), (4, "ok")]
+    seen = [c.values["pid"] for c in store.load_records(folder)[0] if isinstance(c, r.Conditions) and not c.rank]
+    assert len({pid, *seen}) == 5
+
+
+def test_an_engine_of_a_killed_harness_that_cannot_be_stopped_ends_the_run(tmp_path, killed):
+    plan, folder, pid = killed
+    (tmp_path / "stop.py").write_text("")
+    lost = plan.rig.model_copy(update={"stop": [str(tmp_path / "gone.sh")]})
+    with pytest.raises(
+        InputError, match=r"cannot run the stop command .*gone\.sh: .* may have left its engine running"
+    ):
+        execute(plan.model_copy(update={"rig": lost}), folder, quiet=True)
+    assert ends(folder) == []
+    with pytest.raises(InputError, match="answers 200 before"):
+        execute(plan, folder, quiet=True)
+    assert not gone(pid)
+    assert not any(isinstance(record, r.Observation) for record in store.load_records(folder)[0])
+
+
+def test_the_engine_of_a_killed_boot_is_stopped_without_its_folder_too(killed):
+    plan, folder, pid = killed
+    shutil.rmtree(folder / "boots")
+    (folder / "boots").mkdir()
+    execute(plan, folder, quiet=True)
+    assert gone(pid)
+    assert [status for _, status in ends(folder)] == ["interrupted", *["ok"] * 4]
 
 
 @pytest.mark.parametrize(
