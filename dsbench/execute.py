@@ -29,6 +29,7 @@ from dsbench.engines import devices
 from dsbench.engines.client import BadAnswer, Client
 from dsbench.engines.engine import Command, Engine, ReadBack, Running, end_left, engine_of
 from dsbench.engines.gpu_lock import gpus_of, locked
+from dsbench.engines.secrets import redact
 from dsbench.engines.server import EngineFailed
 from dsbench.engines.strays import end_strays
 from dsbench.errors import InputError, ResultsLost
@@ -338,7 +339,8 @@ def _observation(reading: Reading, planned: PlannedBoot, of_boot: dict[str, Any]
             text=reading.text,
         )
     except ValidationError:
-        raise ProbeFailed(f"{reading.metric} reads {str(reading.value)[:80]!r}, which cannot be recorded") from None
+        shown = redact(str(reading.value))[:80]
+        raise ProbeFailed(f"{reading.metric} reads {shown!r}, which cannot be recorded") from None
 
 
 async def _record_counters(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dsbench.engines.secrets import redact
+
 Thinking = Literal["off", "high", "max"]
 
 
@@ -85,7 +87,7 @@ def _is_object(text: str) -> bool:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str | None):
-        raise ValueError(f"a text, but with {str(value)[:40]}")
+        raise ValueError(f"a text, but with {redact(str(value))[:40]}")
     return value or ""
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import dsbench
+from dsbench.engines.secrets import redact
 from dsbench.engines.server import end_with_parent
 from dsbench.engines.strays import end_strays
 from dsbench.errors import InputError, ResultsLost
@@ -140,7 +141,7 @@ def _end(child: subprocess.Popen[bytes], seconds: float) -> None:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1][:500] if lines else "it said nothing"
+    return redact(lines[-1])[:500] if lines else "it said nothing"
 
 
 def main(folder: Path) -> int:

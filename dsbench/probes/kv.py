@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsbench.engines.engine import read_ranks
+from dsbench.engines.secrets import redact
 from dsbench.probes.boot import Boot, ProbeFailed, Reading
 
 SERVED = "runtime_peak_bytes"
@@ -31,7 +32,7 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
                 raise ProbeFailed(f"kv_profile of rank {rank} has no '{name}'")
             value = profile[name]
             if value is not None and type(value) not in (int, float):
-                said = str(value)[:80]
+                said = redact(str(value))[:80]
                 raise ProbeFailed(f"kv_profile of rank {rank} says {said!r} for '{name}', which is no number")
             if not (name == SERVED and grows(profile)):
                 yield Reading(key, value, rank=rank)
