@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dsbench.errors import InputError
-from dsbench.probe_table import Count, ProbeTable, Seed, Table, Text, Tokens
+from dsbench.probe_table import AtOnce, ProbeTable, Seed, Table, Text, Tokens
 from dsbench.questions import (
     OWN,
     OWN_TEMPLATE,
@@ -76,7 +76,7 @@ class Gsm8kProbe(ProbeTable):
     template: str = ""
     """How a question, and an example before its answer, is written: a text with `{question}` in it. A chat without
     examples sends the bare question by default."""
-    concurrency: Count = 8
+    concurrency: AtOnce = 8
     max_tokens: Tokens = 512
     chat_template_kwargs: dict[str, Any] = Field(default={"thinking": False, "enable_thinking": False})
     """Sent with chats; an empty table sends nothing."""
@@ -141,7 +141,7 @@ class InstructionProbe(ProbeTable):
     items: Annotated[int, Field(ge=1, le=5000)] = 50
     seed: Seed = 0
     """The tasks are made from it."""
-    concurrency: Count = 8
+    concurrency: AtOnce = 8
     max_tokens: Tokens = 96
     chat_template_kwargs: dict[str, Any] = Field(default={"thinking": False, "enable_thinking": False})
     """Sent with chats; an empty table sends nothing."""

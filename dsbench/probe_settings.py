@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from dsbench.answer_settings import Gsm8kProbe, InstructionProbe, SmokeProbe
-from dsbench.probe_table import MOST, MOST_TOKENS, Count, Once, ProbeTable, Seed, Table, Text, Tokens
+from dsbench.probe_table import MOST_AT_ONCE, MOST_TOKENS, AtOnce, Count, Once, ProbeTable, Seed, Table, Text, Tokens
 from dsbench.probes.needles import BALLOT, MORE_BALLOTS
 from dsbench.pytest_settings import KernelsProbe, UnitProbe
 from dsbench.tool_scenarios import Scenario, battery
@@ -43,7 +43,7 @@ class DecodeProbe(ProbeTable):
 
     timed: ClassVar[bool] = True
 
-    streams: Annotated[list[Count], Once] = Field(min_length=1)
+    streams: Annotated[list[AtOnce], Once] = Field(min_length=1)
     """Numbers of concurrent streams; one metric `decode.tps.cN` each."""
     tokens: int = Field(ge=8, le=MOST_TOKENS)
     """Tokens generated per stream; the end token is ignored."""
@@ -87,7 +87,7 @@ class GpuTimeProbe(ProbeTable):
 
     timed: ClassVar[bool] = True
 
-    streams: Annotated[list[Count], Once] = Field(min_length=1)
+    streams: Annotated[list[AtOnce], Once] = Field(min_length=1)
     """Numbers of concurrent streams; one metric `decode.gpu_ms.cN` each."""
     tokens: Annotated[int, Field(ge=16, le=MOST_TOKENS)] = 96
     """Tokens generated per stream, once untraced and once traced."""
@@ -104,7 +104,7 @@ class IdentityProbe(ProbeTable):
     lengths: list[Tokens] = Field(default=[])
     """Prompts of so many fixed random token ids, for engines without a tokenizer."""
     tokens: Tokens = 32
-    together: Annotated[int, Field(ge=0, le=MOST)] = 4
+    together: Annotated[int, Field(ge=0, le=MOST_AT_ONCE)] = 4
     """0: alone only, for engines whose numbers depend on what else is in the batch."""
 
     @model_validator(mode="after")
@@ -133,7 +133,7 @@ class AcceptanceProbe(ProbeTable):
     """Most tokens of a request; the first comes without a draft."""
     samples: Count = 4
     """Requests a prompt at temperature 1, each with its own seed; one at temperature 0."""
-    together: Count = 4
+    together: AtOnce = 4
     """Requests at one time."""
 
     def metrics(self) -> list[str]:
@@ -150,7 +150,7 @@ class OutputLawProbe(ProbeTable):
     """Requests in a boot, shared out over the prompts; each has its own seed."""
     tokens: Annotated[int, Field(ge=2, le=8)] = 4
     """Tokens of a request; the first comes without a draft."""
-    together: Annotated[list[Annotated[int, Field(ge=2, le=MOST)]], Once] = Field(default=[3, 6], min_length=2)
+    together: Annotated[list[Annotated[int, Field(ge=2, le=MOST_AT_ONCE)]], Once] = Field(default=[3, 6], min_length=2)
     """Requests at one time, in parts of equal size. A stale buffer hides at the batch size captured last,
     so there are at least two sizes."""
     contexts: Count = 12
@@ -174,7 +174,7 @@ class CoherenceProbe(ProbeTable):
     """Lines that look like needles and are none."""
     ballots: Annotated[int, Field(ge=0, le=400)] = 0
     """Ballots among the lines of `pairs`, at least; their tally is asked for behind the keys. 0: neither."""
-    concurrencies: Annotated[list[Count], Once] = Field(default=[1, 12], min_length=1)
+    concurrencies: Annotated[list[AtOnce], Once] = Field(default=[1, 12], min_length=1)
     seeds: Count = 2
     """Times that each concurrency and payload is asked, each with prompts of its own."""
     payloads: Annotated[list[Literal["unique", "identical"]], Once] = Field(
@@ -223,7 +223,7 @@ class ConcurrencyProbe(ProbeTable):
 
     prompts: list[Text] = Field(min_length=1)
     """Shared out over the streams."""
-    streams: Annotated[list[Count], Once] = Field(default=[1, 2, 4, 8, 12], min_length=1)
+    streams: Annotated[list[AtOnce], Once] = Field(default=[1, 2, 4, 8, 12], min_length=1)
     max_tokens: Annotated[int, Field(ge=8, le=MOST_TOKENS)] = 500
     """Tokens of every stream; the end token is ignored."""
     repeats: Count = 2
@@ -272,7 +272,7 @@ class ToolcallProbe(ProbeTable):
     """Of the first round; each round adds one, so that arms and boots draw alike."""
     max_tokens: Tokens = 2048
     """Most tokens of a turn, thought included."""
-    together: Count = 1
+    together: AtOnce = 1
     """Conversations at one time."""
 
     @model_validator(mode="after")

@@ -11,7 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 MOST = 10_000
 MOST_TOKENS = 1 << 24
 Count = Annotated[int, Field(ge=1, le=MOST)]
-"""Of requests at one time, of repeats, of blocks: more is a slip of the pen, and would keep a machine busy for days."""
+"""Of repeats, of blocks: more is a slip of the pen, and would keep a machine busy for days."""
+MOST_AT_ONCE = 1024
+AtOnce = Annotated[int, Field(ge=1, le=MOST_AT_ONCE)]
+"""Requests at one time; with ten times as many a deadline is not kept any more, as all have to be ended, too."""
 Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 Seed = Annotated[int, Field(ge=-(2**62), le=2**62)]
 """What fits the 64 bits of a server, some rounds added."""
