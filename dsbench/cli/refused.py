@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from dsbench.errors import InputError, ResultsLost
@@ -27,7 +28,7 @@ def nothing_left_if_refused(folder: Path, resume: str, judge: str, kept: bool = 
         if kept or _removed(folder):
             raise
         command = resume if _boots_left(folder) else judge
-        raise InputError(f"{error}; what was measured is kept, go on with: {command} {folder}") from None
+        raise InputError(f"{error}; what was measured is kept, go on with: {command} {quote(str(folder))}") from None
 
 
 def _removed(folder: Path) -> bool:
