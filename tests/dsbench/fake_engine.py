@@ -43,7 +43,7 @@ def fault() -> str:
 
 
 FAULT = fault()
-TOKEN_S = float(os.environ.get("FAKE_TOKEN_S", "0.0005")) * (SLOWER if FAULT == "slow" else 1)
+TOKEN_S = float(os.environ.get("FAKE_TOKEN_S", "0.002")) * (SLOWER if FAULT == "slow" else 1)
 LINES = {
     "compile": "INFO 01-01 00:00:00 [backends.py:1] Compiling a graph for dynamic shape takes 15.52 s",
     "fatal-line": "ERROR 01-01 00:00:00 [w.py:1] CUDA error: an illegal memory access was encountered",

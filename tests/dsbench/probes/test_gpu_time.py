@@ -16,7 +16,8 @@ from dsbench.probes.boot import Boot, ProbeFailed
 
 @pytest.fixture
 def run(make_plan, tmp_path):
-    """Readings, and the paths asked for, of a server that writes `traces` (by file name) when it is told to stop."""
+    """Readings, and the paths asked for, of a server that writes `traces` (by file name) when it is told to stop; a list
+    of them has those of every stop."""
 
     def run(traces, streams=(2,)):
         plan = make_plan()
@@ -28,7 +29,8 @@ def run(make_plan, tmp_path):
             asked.append(request.url.path)
             if request.url.path == "/stop_profile":
                 (tmp_path / TRACES).mkdir(exist_ok=True)
-                for name, events in traces.items():
+                written = traces[asked.count("/stop_profile") - 1] if isinstance(traces, list) else traces
+                for name, events in written.items():
                     path = tmp_path / TRACES / f"{name}.{len(asked)}.pt.trace.json"
                     path.write_text(json.dumps({"traceEvents": events}))
             if request.url.path != "/v1/completions":
@@ -66,8 +68,8 @@ def test_the_traced_streams_lie_between_start_and_stop_and_the_slowest_rank_coun
 
 
 def test_each_number_of_streams_is_read_from_its_own_traces(run):
-    readings, asked = run({"a": steps(9, 300, requests=1)}, streams=(1, 1))
-    assert [r.metric for r in readings] == ["decode.gpu_ms.c1"] * 2
+    readings, asked = run([{"a": steps(9, 300, requests=1)}, {"a": steps(9, 400, requests=2)}], streams=(1, 2))
+    assert [(r.metric, r.value) for r in readings] == [("decode.gpu_ms.c1", 0.3), ("decode.gpu_ms.c2", 0.4)]
     assert asked.count("/start_profile") == 2
 
 
