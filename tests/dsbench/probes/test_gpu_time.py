@@ -16,8 +16,8 @@ from dsbench.probes.boot import Boot, ProbeFailed
 
 @pytest.fixture
 def run(make_plan, tmp_path):
-    """Readings, and the paths asked for, of a server that writes `traces` (by file name) when it is told to stop; a list
-    of them has those of every stop."""
+    """Readings, and the paths asked for, of a server that writes `traces` (by file name) when it is told to stop; a
+    list of them has those of every stop."""
 
     def run(traces, streams=(2,)):
         plan = make_plan()
