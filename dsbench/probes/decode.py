@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from statistics import median
 
-from dsbench.engines.client import Stream
+from dsbench.engines.client import BadAnswer, Stream
 from dsbench.probe_settings import DecodeProbe
 from dsbench.probes.boot import Boot, Reading
 
@@ -20,6 +20,8 @@ LATENCIES: dict[str, Callable[[Stream], list[float]]] = {
     "step_ms": lambda stream: [stream.step],
 }
 """Seconds that one stream gives each latency; a reading is their median over the streams."""
+AGAIN = 2
+"""Times that streams are asked again where one cannot be timed; the prefix cache is warm for their first token then."""
 
 
 async def run(boot: Boot) -> AsyncIterator[Reading]:
@@ -35,7 +37,7 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
         latencies: dict[str, list[float]] = {name: [] for name in LATENCIES}
         for repeat in range(config.repeats):
             prompts = _prompts(config, repeat * streams, streams, rng, boot.vocab_size)
-            timed = await asyncio.gather(*(boot.server.stream(prompt, config.tokens) for prompt in prompts))
+            timed = await _timed(boot, prompts, config.tokens)
             rates.append(sum(stream.decode_tps for stream in timed))
             for name, of_stream in LATENCIES.items():
                 latencies[name].append(1000 * median(value for stream in timed for value in of_stream(stream)))
@@ -43,6 +45,20 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
         if config.latency:
             for name, values in latencies.items():
                 yield Reading(f"decode.{name}.c{streams}", median(values), raw=values)
+
+
+async def _timed(boot: Boot, prompts: Sequence[Prompt], tokens: int) -> list[Stream]:
+    """The streams of one repeat. Where one of them cannot be timed they are asked again: a busy machine brings a short
+    stream in one piece now and then, a proxy that collects does so every time. BadAnswer of the last try."""
+    for left in range(AGAIN, -1, -1):
+        timed = await asyncio.gather(*(boot.server.stream(prompt, tokens) for prompt in prompts))
+        try:
+            if all(stream.decode_tps > 0 for stream in timed):
+                break
+        except BadAnswer:
+            if not left:
+                raise
+    return timed
 
 
 def _prompts(config: DecodeProbe, first: int, streams: int, rng: random.Random, vocab_size: int) -> list[Prompt]:

