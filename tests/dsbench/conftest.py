@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsbench import records as r
+from dsbench import store
 from dsbench.engines.embedded import flags
 from dsbench.judge import judge
 from dsbench.plan import plan_experiment
@@ -153,3 +154,13 @@ def verdict_of(make_plan, make_records):
         return judge(plan, make_records(plan, values))
 
     return run
+
+
+@pytest.fixture
+def folder(tmp_path, make_plan, make_records):
+    """A stored experiment, run and not judged."""
+    plan = make_plan()
+    folder = store.create(plan, tmp_path)
+    with store.RecordWriter(folder) as writer:
+        writer.write(*make_records(plan))
+    return folder

@@ -21,15 +21,6 @@ from dsbench.suite import parse_suite
 OLDER = "not tell the digest of their plan (an older dsbench wrote them)"
 
 
-@pytest.fixture
-def folder(tmp_path, make_plan, make_records):
-    plan = make_plan()
-    folder = store.create(plan, tmp_path)
-    with store.RecordWriter(folder) as writer:
-        writer.write(*make_records(plan))
-    return folder
-
-
 def without_digest(folder):
     """The records as an older version wrote them."""
     records = load_records(folder)[0]

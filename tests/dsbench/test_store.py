@@ -15,15 +15,6 @@ from dsbench.judge import judge
 from dsbench.records import Finding, Observation
 
 
-@pytest.fixture
-def folder(tmp_path, make_plan, make_records):
-    plan = make_plan()
-    folder = store.create(plan, tmp_path)
-    with store.RecordWriter(folder) as writer:
-        writer.write(*make_records(plan))
-    return folder
-
-
 def test_what_is_written_is_read_back(folder, make_plan, make_records):
     assert store.load_plan(folder) == make_plan()
     records, notices = store.load_records(folder)

@@ -81,6 +81,16 @@ def test_decode_of_tokens_that_came_in_one_piece_is_no_reading(probe):
     with pytest.raises(BadAnswer, match="all 10 tokens came in one piece; a decode time cannot be read"):
         probe(decode, answer=collected)
 
+    asked = []
+
+    def collected_twice(body):
+        asked.append(body["prompt"])
+        return collected(body) if len(asked) <= decode.AGAIN else usual(body)
+
+    readings, _ = probe(decode, answer=collected_twice)
+    assert [reading.metric for reading in readings] == ["decode.tps.c1", "decode.tps.c4"]
+    assert asked[0] == asked[1] == asked[2] != asked[3]
+
 
 def test_prefill_that_a_prefix_cache_answered_is_no_reading(probe):
     page = "# TYPE vllm:prefix_cache_hits counter\nvllm:prefix_cache_hits_total {}.0\n"
