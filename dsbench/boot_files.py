@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +15,22 @@ from dsbench.engines.secrets import redact, redact_files
 from dsbench.engines.server import EngineFailed
 from dsbench.parse.health import fatal_findings
 from dsbench.parse.progress import compile_lines
-from dsbench.records import Arm, Plan
-from dsbench.store import RecordWriter
+from dsbench.records import Arm, Plan, PlannedBoot
+from dsbench.store import BOOTS, RecordWriter
 
 FAULTS_SHOWN = 5
 DRAIN_S = 120.0
 """Longest wait for an accelerator that an earlier boot gives back."""
+
+
+def boot_dir_of(folder: Path, planned: PlannedBoot, attempt: int) -> Path:
+    """The folder of one attempt at a boot, in a result."""
+    return folder / BOOTS / (planned.folder if attempt == 1 else f"{planned.folder}-attempt{attempt}")
+
+
+def next_attempt(folder: Path, planned: PlannedBoot, recorded: int) -> int:
+    """The first attempt after those recorded that has no folder yet: of records that were cut off, folders stay."""
+    return next(n for n in itertools.count(recorded + 1) if not os.path.lexists(boot_dir_of(folder, planned, n)))
 
 
 def record_read_back(told: ReadBack, of_boot: dict[str, Any], writer: RecordWriter) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,9 @@ from pydantic import ValidationError
 from dsbench import __version__, records
 from dsbench.boot_files import (
     BootLogs,
+    boot_dir_of,
     log_facts,
+    next_attempt,
     record_devices,
     record_devices_before,
     record_markers,
@@ -115,7 +116,7 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
                 progress.update(task, description=f"{_describe(plan, planned)} {phase}")
 
             with _storing(folder):
-                attempt = _next_attempt(folder, planned, attempts.get(planned.number, 0))
+                attempt = next_attempt(folder, planned, attempts.get(planned.number, 0))
                 ended_as = _boot(plan, planned, attempt, folder, engine, writer, tell)
             progress.advance(task)
             if not attempts and planned is plan.boots[0] and REFUSED in ended_as.reason:
@@ -155,10 +156,10 @@ def _history(plan: Plan, folder: Path, writer: RecordWriter) -> tuple[set[int], 
     for boot, attempt in started.items():
         if boot not in ended or ended[boot].attempt < attempt:
             if boot in planned:
-                end_left(plan, plan.arm(planned[boot].arm), _boot_dir(folder, planned[boot], attempt))
+                end_left(plan, plan.arm(planned[boot].arm), boot_dir_of(folder, planned[boot], attempt))
             reason = "the harness stopped before this boot ended"
             told = {"time": _now(), "status": "interrupted", "reason": reason, "seconds": 0}
-            facts = log_facts(_boot_dir(folder, planned[boot], attempt) / LOG, folder) if boot in planned else {}
+            facts = log_facts(boot_dir_of(folder, planned[boot], attempt) / LOG, folder) if boot in planned else {}
             writer.write(BootEnded.model_validate({"boot": boot, "attempt": attempt, **told, **facts}))
             ended.pop(boot, None)
     return {boot for boot, end in ended.items() if end.status != "interrupted"}, started
@@ -174,7 +175,7 @@ def _boot(
     tell: Callable[[str], None],
 ) -> BootEnded:
     """One engine, from an empty boot folder to the end of its process group; `tell` is told how far its start is."""
-    boot_dir = _boot_dir(folder, planned, attempt)
+    boot_dir = boot_dir_of(folder, planned, attempt)
     arm = plan.arm(planned.arm)
     of_boot: dict[str, Any] = {"boot": planned.number, "attempt": attempt}
     # The record first: a harness that is killed in between must not find a folder that no attempt accounts for.
@@ -240,15 +241,6 @@ def _boot(
         )
         writer.write(ended)
     return ended
-
-
-def _boot_dir(folder: Path, planned: PlannedBoot, attempt: int) -> Path:
-    return folder / BOOTS / (planned.folder if attempt == 1 else f"{planned.folder}-attempt{attempt}")
-
-
-def _next_attempt(folder: Path, planned: PlannedBoot, recorded: int) -> int:
-    """The first attempt after those recorded that has no folder yet: of records that were cut off, folders stay."""
-    return next(n for n in itertools.count(recorded + 1) if not os.path.lexists(_boot_dir(folder, planned, n)))
 
 
 def _wait(running: Running, plan: Plan) -> str | None:

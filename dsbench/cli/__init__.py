@@ -126,15 +126,22 @@ class CommandLine(click.Group):
         except (InputError, ResultsLost, ToggleError) as error:
             _refuse(str(error))
         except (click.Abort, KeyboardInterrupt):
-            click.echo("dsbench: interrupted", err=True)
-            sys.exit(INTERRUPTED)
+            _interrupted()
         except OSError as error:
             if error.filename is None:
                 _internal_error()
             _refuse(f"{str(error.filename)[:LONGEST_NAME]}: {error.strerror}")
-        except Exception:
+        except Exception as error:
+            # Pydantic tells of Ctrl-C in the building of a model as an error of the model.
+            if any(line.lstrip().startswith("KeyboardInterrupt") for line in str(error).splitlines()):
+                _interrupted()
             _internal_error()
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted() -> NoReturn:
+    click.echo("dsbench: interrupted", err=True)
+    sys.exit(INTERRUPTED)
 
 
 def _internal_error() -> NoReturn:

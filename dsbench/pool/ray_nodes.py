@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from dsbench import __version__
+from dsbench.engines.secrets import redact
 from dsbench.engines.vllm import world_size
 from dsbench.errors import InputError
 from dsbench.fingerprint import Fingerprint, fingerprint
@@ -64,7 +65,7 @@ class RayPool:
                            logging_level=logging.CRITICAL)  # fmt: skip
         except (ConnectionError, ValueError, RuntimeError) as error:
             where = os.environ.get(VARIABLE) or "on this machine"
-            told = " ".join(str(error).split())[:160]
+            told = " ".join(redact(str(error)).split())[:160]
             raise InputError(
                 f"--pool ray: no Ray cluster {where} ({told}): start one with ray start --head, or give ray:HOST:PORT"
             ) from None
@@ -128,8 +129,7 @@ class RayPool:
             return None
         except Exception as error:
             del self._running[stream]
-            lines = str(error).strip().splitlines() or [""]
-            return node, Lost(f"{type(error).__name__}: {lines[-1].strip()[:200]}")
+            return node, Lost(f"{type(error).__name__}: {_last_line(error)}")
 
     def _pinned(self, function: Any, node: str, **options: Any) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -144,11 +144,16 @@ class RayPool:
         except self._ray.exceptions.GetTimeoutError:
             raise InputError(f"{where} does not answer within {ASK_S:g} s: is another experiment on it?") from None
         except Exception as error:
-            told = (str(error).strip().splitlines() or [""])[-1][:200]
-            raise InputError(f"{where} cannot run dsbench ({told}): install this version there") from None
+            raise InputError(f"{where} cannot run dsbench ({_last_line(error)}): install this version there") from None
         if version != __version__:
             raise InputError(f"{where} has dsbench {version}, here is {__version__}: install this version there")
         return Node(node["NodeID"], int(node["Resources"].get("GPU", 0)), Fingerprint.model_validate_json(machine))
+
+
+def _last_line(error: Exception) -> str:
+    """Redacted before it is cut."""
+    lines = redact(str(error)).strip().splitlines()
+    return lines[-1].strip()[:200] if lines else "no reason given"
 
 
 def _ray() -> Any:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dsbench import __version__, records
+from dsbench.boot_files import boot_dir_of, next_attempt
 from dsbench.errors import InputError, ResultsLost
 from dsbench.fingerprint import Host
 from dsbench.pool.hosts import Ended, Files, Line, Lost, Message, Node, Pool
@@ -16,7 +17,7 @@ from dsbench.pool.unit import unpack
 from dsbench.progress import progress_bar
 from dsbench.record_lines import parse
 from dsbench.records import RECORD, BootEnded, BootStarted, Plan, PlannedBoot, Record, Run
-from dsbench.store import BOOTS, RecordWriter, load_records, stored_digest
+from dsbench.store import RecordWriter, load_records, stored_digest
 
 LOOK_S = 1.0
 
@@ -155,7 +156,8 @@ class _Driver:
             return None
         unit = self._work[node.id]
         if isinstance(record, BootStarted):
-            self._attempts[record.boot] = self._attempts.get(record.boot, 0) + 1
+            recorded = self._attempts.get(record.boot, 0)
+            self._attempts[record.boot] = next_attempt(self.folder, _planned(unit, record.boot), recorded)
             unit.attempts[record.boot] = self._attempts[record.boot]
             record = record.model_copy(update={"host": self._name(node)})
         record = record.model_copy(update={"attempt": unit.attempts[record.boot]})
@@ -174,7 +176,7 @@ class _Driver:
         """The folder of a boot, before its last record."""
         folder = self._boot_dir(self._work[node.id], files.boot)
         try:
-            folder.mkdir(exist_ok=True)
+            folder.mkdir()
             unpack(files.archive, folder)
         except OSError as error:
             told = f"cannot write {folder}: {error.strerror or error}"
@@ -232,9 +234,7 @@ class _Driver:
         )
 
     def _boot_dir(self, unit: _Unit, boot: int) -> Path:
-        planned = next(planned for planned in unit.boots if planned.number == boot)
-        attempt = unit.attempts[boot]
-        return self.folder / BOOTS / (planned.folder if attempt == 1 else f"{planned.folder}-attempt{attempt}")
+        return boot_dir_of(self.folder, _planned(unit, boot), unit.attempts[boot])
 
     # --- going on -------------------------------------------------------------------------------------------------
 
@@ -282,6 +282,10 @@ def _named(nodes: list[Node], past: list[Record]) -> dict[str, Host]:
         )
         for node in nodes
     }
+
+
+def _planned(unit: _Unit, boot: int) -> PlannedBoot:
+    return next(planned for planned in unit.boots if planned.number == boot)
 
 
 def _what(unit: _Unit) -> str:

@@ -7,6 +7,7 @@ import sys
 import click
 import pytest
 from click.testing import CliRunner
+from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 import dsbench
 from dsbench.cli import COMMANDS, Entry, main
@@ -117,6 +118,22 @@ def test_interruption(planted):
     result = planted(_raise(KeyboardInterrupt()))
     assert result.exit_code == 130
     assert "dsbench: interrupted" in result.stderr
+
+
+def test_interruption_while_pydantic_builds_a_model(planted):
+    """It tells of what its callbacks raise, Ctrl-C among it, as an error of the schema."""
+
+    class Interrupted:
+        def __repr__(self):
+            raise KeyboardInterrupt
+
+    def build():
+        SchemaValidator(core_schema.list_schema(core_schema.literal_schema([Interrupted()])))
+
+    with pytest.raises(SchemaError):
+        build()
+    result = planted(build)
+    assert (result.exit_code, result.stderr) == (130, "dsbench: interrupted\n")
 
 
 def test_defects_are_not_dressed_as_input_errors(planted):

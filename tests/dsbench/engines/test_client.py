@@ -151,7 +151,7 @@ def test_arrivals_are_as_many_times_as_there_were_reads(reads, chunked):
     assert place == len(timed.arrivals)
     assert times == sorted(set(times))
     assert timed.first_tokens == sum(reads[0])
-    if len(reads) - 1 < (place - 1) / 8:
+    if place >= 16 and len(reads) - 1 < (place - 1) / 8:
         with pytest.raises(BadAnswer, match=f"came in {place} events but only {len(reads)} reads of the network"):
             _ = timed.decode_tps
     else:

@@ -260,6 +260,17 @@ def test_a_stopped_driver_goes_on_where_blocks_are_whole(pooled):
     assert (verdict.word, verdict.void) == ("improved", [])
 
 
+def test_folders_of_boots_that_the_records_lost_stay_as_they_are(pooled):
+    plan, folder = pooled(blocks=1)
+    run(plan, folder)
+    left = {path: path.read_bytes() for path in folder.rglob("engine.log")}
+    lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "records.jsonl").write_bytes(lines[0])
+    records = run(plan, folder)
+    assert {boot.ended.attempt for boot in gather(plan, records)} == {2}
+    assert left.items() < {path: path.read_bytes() for path in folder.rglob("engine.log")}.items()
+
+
 def test_hosts_that_differ_are_told_and_not_taken_for_the_planned_machine(pooled):
     other = fingerprint().model_copy(update={"cpu": "another"})
     plan, folder = pooled(blocks=4)
