@@ -33,7 +33,7 @@ FOLLOWS = {
     "--capture": ("capture", "graph_mode"),
     "--enforce-eager": ("graph_mode", "capture_sizes"),
     "--speculative-config": ("speculative", "draft_tokens", "draft_sample_method", "rejection_sample_method",
-                             "synthetic_acceptance_length", "capture_sizes"),
+                             "synthetic_acceptance_length", "synthetic_acceptance_rates", "capture_sizes"),
     "--enable-prefix-caching": ("prefix_caching", "served_prefix_caching"),
     "--no-enable-prefix-caching": ("prefix_caching", "served_prefix_caching"),
     "--rejection-sample-method": ("rejection_sample_method", "synthetic_rates"),

@@ -14,12 +14,11 @@ from impl.engine.request import Request
 from impl.engine.runner import TokenEvent
 
 Kind = Literal["completion", "chat"]
-_SPECIALS = {tokenizer.PAD: "<pad>", tokenizer.BOS: "<bos>", tokenizer.EOS: "<eos>", tokenizer.NOISE: "<noise>"}
 
 
 def token_text(token: int) -> str:
     """A token by itself, as logprobs name it; specials and ids without a character have a name too."""
-    return tokenizer.decode([token]) or _SPECIALS.get(token, f"<{token}>")
+    return tokenizer.decode([token], specials=True) or f"<{token}>"
 
 
 @dataclass
@@ -165,7 +164,7 @@ def _completion_logprobs(choice: Choice, offset: int) -> dict[str, Any] | None:
     offsets = []
     for token in choice.tokens:
         offsets.append(offset)
-        offset += len(tokenizer.decode([token]))
+        offset += len(choice.request.text_of([token]))
     return {
         "tokens": [entry["token"] for entry in choice.logprobs],
         "token_logprobs": [entry["logprob"] for entry in choice.logprobs],

@@ -1,7 +1,7 @@
 """OpenAI-shaped requests: parsing, limits, and errors that name the parameter, its value and the limit.
 
 Shapes: https://platform.openai.com/docs/api-reference, with vLLM's additions (`top_k`, `ignore_eos`,
-`stop_token_ids`, token-id prompts, `return_token_ids`).
+`stop_token_ids`, `skip_special_tokens`, token-id prompts, `return_token_ids`).
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class GenerationBody(BaseModel):
     )
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    """False: special tokens stand in the text, `<|bos|>`. As in vLLM, the token that ends an answer never does."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False

@@ -41,6 +41,7 @@ def sampling_params(
         seed=seed % (1 << 64),
         stop_ids=frozenset(ends | set(body.stop_token_ids or ())),
         stop=tuple(body.stop or ()),
+        show_specials=not body.skip_special_tokens,
         logprobs=None if n_top is None else min(n_top, limits.vocab_size),
     )
 

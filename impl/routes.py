@@ -21,7 +21,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from impl import tokenizer
 from impl.chat_reply import ReplySplitter
 from impl.engine.core import Engine, EngineUnavailableError, QueueFullError
 from impl.engine.metrics import CONTENT_TYPE
@@ -201,7 +200,7 @@ class Routes:
                 yield _sse(_engine_error(event).body())
                 break
             yield _sse(answer.chunk(added, offsets[event.request]))
-            offsets[event.request] += len(tokenizer.decode(added.tokens))
+            offsets[event.request] += len(event.request.text_of(added.tokens))
         else:
             if answer.with_usage:
                 yield _sse(answer.usage_chunk(choices))

@@ -18,6 +18,8 @@ EOS = 98
 NOISE = 99
 """Filler input of a draft block; never part of text."""
 VOCAB_SIZE = 100
+SPECIALS = {PAD: "<|pad|>", BOS: "<|bos|>", EOS: "<|eos|>", NOISE: "<|noise|>"}
+"""What specials look like where they are shown."""
 
 UNKNOWN = ord("?") - FIRST_CHAR
 
@@ -27,9 +29,12 @@ def encode(text: str) -> list[int]:
     return [NEWLINE if c == "\n" else ord(c) - FIRST_CHAR if " " <= c <= "~" else UNKNOWN for c in text]
 
 
-def decode(ids: Iterable[int]) -> str:
-    """Text of `ids`; specials and ids outside the vocabulary are dropped."""
-    return "".join("\n" if i == NEWLINE else chr(i + FIRST_CHAR) for i in ids if 0 <= i <= NEWLINE)
+def decode(ids: Iterable[int], *, specials: bool = False) -> str:
+    """Text of `ids`; ids outside the vocabulary are dropped, and specials unless they are asked for."""
+    shown = SPECIALS if specials else {}
+    return "".join(
+        "\n" if i == NEWLINE else chr(i + FIRST_CHAR) if 0 <= i < NEWLINE else shown.get(i, "") for i in ids
+    )
 
 
 Thinking = Literal["off", "on", "max"]

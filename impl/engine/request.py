@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from impl import tokenizer
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -26,6 +29,8 @@ class SamplingParams:
     """Tokens that end the request (the end-of-text token is one unless it is to be ignored)."""
     stop: tuple[str, ...] = ()
     """Strings that end the request; the text is cut before them."""
+    show_specials: bool = False
+    """Whether special tokens stand in the text; one that ends the request never does."""
     logprobs: int | None = None
     """Number of likeliest alternatives to report with each token; None reports nothing."""
 
@@ -94,6 +99,10 @@ class Request:
         if start >= n_prompt:
             return self.outputs[start - n_prompt : end - n_prompt]
         return self.prompt[start:end] + self.outputs[: max(end - n_prompt, 0)]
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Text of some of its tokens, as its answer shows them."""
+        return tokenizer.decode(ids, specials=self.sampling.show_specials)
 
     def append(self, token: int, piece: str) -> None:
         """Take a sampled token, with its text, and finish if it ends the request."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impl import __version__, tokenizer
+from impl import __version__
 from impl.engine.blocks import BlockAllocator, least_blocks
 from impl.engine.build import batch_invariant, sources_digest
 from impl.engine.config import EngineConfig, check_weights, load_draft_parameters, load_parameters
@@ -254,7 +254,7 @@ class Runner:
         for request, tokens, logprobs_ in zip(sampled, drawn.tokens, drawn.logprobs, strict=True):
             for i, (token, logs) in enumerate(zip(tokens, logprobs_, strict=True)):
                 before = request.last_token_time
-                request.append(token, tokenizer.decode([token]))
+                request.append(token, request.text_of([token]))
                 text, end = request.new_text(), request.finish_reason
                 events.append(TokenEvent(request, token, text, logs, before, end, follows=i > 0))
                 if request.finish_reason:

@@ -61,6 +61,7 @@ def conditions(worker: Any, version: str) -> dict[str, Any]:
         "draft_sample_method": getattr(speculative, "draft_sample_method", None),
         "rejection_sample_method": getattr(speculative, "rejection_sample_method", None),
         "synthetic_acceptance_length": getattr(speculative, "synthetic_acceptance_length", None),
+        "synthetic_acceptance_rates": synthetic_rates(speculative),
         "prefix_caching": cache.enable_prefix_caching,
         "kv_cache_dtype": str(cache.cache_dtype),
         "block_size": cache.block_size,
@@ -71,6 +72,14 @@ def conditions(worker: Any, version: str) -> dict[str, Any]:
         "cache_state": cache_state(),
         "fast_start": os.environ.get("DSBENCH_VLLM_FAST_START", "0"),
     }
+
+
+def synthetic_rates(speculative: Any) -> list[float]:
+    """Rates by position at which drafts are accepted unseen, to six places; empty where the target verifies.
+
+    vLLM turns a length into rates and forgets it, so that the rates alone tell two such arms apart.
+    """
+    return [round(float(rate), 6) for rate in getattr(speculative, "synthetic_acceptance_rates", None) or ()]
 
 
 def cache_state() -> dict[str, str]:
@@ -108,4 +117,4 @@ def _device() -> str:
     return str(torch.cuda.get_device_name())
 
 
-__all__ = ["cache_state", "conditions", "sources_digest"]
+__all__ = ["cache_state", "conditions", "sources_digest", "synthetic_rates"]

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from impl import tokenizer
 from impl.serve import main
 from tests.impl.serving import Server, start
 
@@ -50,6 +51,36 @@ def test_text_is_its_ids_with_a_bos_in_front(server: Server) -> None:
         for p in ("hi", ids)
     ]
     assert answers[0]["choices"][0]["token_ids"] == answers[1]["choices"][0]["token_ids"]
+
+
+SPECIALS = {"prompt": "x", "temperature": 2, "ignore_eos": True, "max_tokens": 150, "return_token_ids": True}
+"""Untrained and sampled so hot that specials are among the tokens."""
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_specials_stand_in_the_text_where_they_are_asked_for(server: Server, seed: int) -> None:
+    (hidden,) = server.complete(**SPECIALS, seed=seed)["choices"]
+    (shown,) = server.complete(**SPECIALS, seed=seed, skip_special_tokens=False, logprobs=0)["choices"]
+    assert hidden["token_ids"] == shown["token_ids"]
+    assert set(shown["token_ids"]) & set(tokenizer.SPECIALS)
+    assert hidden["text"] == tokenizer.decode(shown["token_ids"])
+    assert shown["text"] == tokenizer.decode(shown["token_ids"], specials=True) == "".join(shown["logprobs"]["tokens"])
+    starts = shown["logprobs"]["text_offset"]
+    for start, name in zip(starts, shown["logprobs"]["tokens"], strict=True):
+        assert shown["text"][start : start + len(name)] == name
+    chunks = server.stream("/v1/completions", **SPECIALS, seed=seed, skip_special_tokens=False, logprobs=0)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == shown["text"]
+    assert [chunk["choices"][0]["logprobs"]["text_offset"][0] for chunk in chunks] == starts
+
+
+def test_the_token_that_ends_an_answer_is_never_in_its_text(server: Server) -> None:
+    """As in vLLM, whose detokenizer leaves out the token that stopped a request."""
+    (whole,) = server.complete(**SPECIALS, seed=1)["choices"]
+    end = next(token for token in whole["token_ids"] if token in tokenizer.SPECIALS)
+    (cut,) = server.complete(**SPECIALS, seed=1, skip_special_tokens=False, stop_token_ids=[end])["choices"]
+    assert cut["finish_reason"] == "stop"
+    assert cut["token_ids"] == whole["token_ids"][: whole["token_ids"].index(end) + 1]
+    assert cut["text"] == tokenizer.decode(cut["token_ids"][:-1], specials=True)
 
 
 def test_several_prompts_of_one_call_come_in_order(server: Server) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsbench.checks.text import leaked_control_token
 from impl import tokenizer
 
 ALPHABET = [chr(c) for c in range(32, 127)] + ["\n"]
@@ -31,6 +32,17 @@ def test_ids_are_fixed() -> None:
 
 def test_decode_drops_specials_and_strangers() -> None:
     assert tokenizer.decode([97, 33, 96, 98, 34, 99, 100, 5000, -1]) == "AB"
+
+
+def test_specials_are_shown_where_they_are_asked_for() -> None:
+    assert tokenizer.decode([97, 33, 96, 95, 98, 34, 99, 100, 5000, -1], specials=True) == (
+        "<|bos|>A<|pad|>\n<|eos|>B<|noise|>"
+    )
+
+
+def test_the_coherence_scorer_takes_every_special_for_a_leak() -> None:
+    assert all(leaked_control_token(f"The log {text} says") for text in tokenizer.SPECIALS.values())
+    assert set(tokenizer.SPECIALS) == set(range(tokenizer.PAD, tokenizer.VOCAB_SIZE))
 
 
 def test_chat_prompt() -> None:
