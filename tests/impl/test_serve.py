@@ -66,8 +66,8 @@ def test_specials_stand_in_the_text_where_they_are_asked_for(server: Server, see
     assert hidden["text"] == tokenizer.decode(shown["token_ids"])
     assert shown["text"] == tokenizer.decode(shown["token_ids"], specials=True) == "".join(shown["logprobs"]["tokens"])
     starts = shown["logprobs"]["text_offset"]
-    for start, name in zip(starts, shown["logprobs"]["tokens"], strict=True):
-        assert shown["text"][start : start + len(name)] == name
+    for at, name in zip(starts, shown["logprobs"]["tokens"], strict=True):
+        assert shown["text"][at : at + len(name)] == name
     chunks = server.stream("/v1/completions", **SPECIALS, seed=seed, skip_special_tokens=False, logprobs=0)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == shown["text"]
     assert [chunk["choices"][0]["logprobs"]["text_offset"][0] for chunk in chunks] == starts
