@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dsbench.evidence import BootEvidence
+from dsbench.probes.coherence import UNSEEN
 from dsbench.records import Plan
 
 ALONE = "c1 "
@@ -19,11 +20,19 @@ LEAST_RECALL = 0.5
 
 
 def coherence_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
-    """Lines for each arm that wrote unsound text, for each candidate that loses alone what the baseline recalls, and
-    for a baseline that recalls too little to show a loss."""
+    """Lines for each arm that wrote unsound text or whose server hides control tokens, for each candidate that loses
+    alone what the baseline recalls, and for a baseline that recalls too little to show a loss."""
     for arm in plan.arms:
         replies = [o for b in boots if b.planned.arm == arm.name for o in b.readings.get("coherence.clean", ())]
-        unsound = Counter((o.text or "").partition(":")[0] for o in replies if o.value == 0)
+        hidden = sum((o.text or "").startswith(f"{UNSEEN}: ") for o in replies)
+        if hidden:
+            yield (
+                f"leaked control tokens cannot be seen in {hidden} of {len(replies)} replies of {arm.name}: its server "
+                "refuses skip_special_tokens and takes them out of the text"
+            )
+        unsound = Counter(
+            (o.text or "").removeprefix(f"{UNSEEN}: ").partition(":")[0] for o in replies if o.value == 0
+        )
         if unsound:
             told = ", ".join(f"{reason} {count}" for reason, count in unsound.most_common())
             yield f"finding, incoherent text: {arm.name} in {unsound.total()} of {len(replies)} replies: {told}"

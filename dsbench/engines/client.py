@@ -44,6 +44,16 @@ class BadAnswer(Exception):
         super().__init__(redact(message))
 
 
+class Refused(BadAnswer):
+    """The server answered with a status that is not 200."""
+
+    def __init__(self, path: str, status: int, content: bytes) -> None:
+        # Redacted before it is cut: half a secret is not known to be one.
+        said = redact(content.decode("utf-8", "replace")).strip()[:200]
+        super().__init__(f"{path} answered {status}: {said}")
+        self.status = status
+
+
 @dataclass(frozen=True)
 class Completion:
     """One finished completion."""
@@ -260,7 +270,7 @@ class Client:
         sent_at = time.perf_counter()
         async with self._http.stream("POST", "/v1/completions", json=body) as response:
             if response.status_code != 200:
-                raise BadAnswer(_refusal("/v1/completions", response.status_code, await bounded_body(response)))
+                raise Refused("/v1/completions", response.status_code, await bounded_body(response))
             async for read_at, line in bounded_lines(response):
                 if not line.startswith("data:") or line == "data: [DONE]":
                     continue
@@ -308,7 +318,7 @@ class Client:
         async with self._http.stream(method, path, json=body) as response:
             content = await bounded_body(response)
         if response.status_code != 200:
-            raise BadAnswer(_refusal(path, response.status_code, content))
+            raise Refused(path, response.status_code, content)
         return content
 
     def _body(self, **fields: Any) -> dict[str, Any]:
@@ -401,8 +411,3 @@ def _whole(ids: Any) -> list[int]:
 
 def _odd(path: str, error: Exception) -> BadAnswer:
     return BadAnswer(f"{path} answered without {redact(str(error))[:200]}")
-
-
-def _refusal(path: str, status: int, content: bytes) -> str:
-    # Redacted before it is cut: half a secret is not known to be one.
-    return f"{path} answered {status}: {redact(content.decode('utf-8', 'replace')).strip()[:200]}"

@@ -13,6 +13,10 @@ U+FFFD, other scripts or repetition) and of `coherence.finished` (not cut off at
 one cluster: they stand or fall together. `coherence.prefix_reuse` holds the counters of the prefix cache around each
 part, hits and queries.
 
+Requests say `skip_special_tokens: false`, since by vLLM's default a control token that leaked would be left out of the
+text; the one that ends an answer is not in it either way. A server that refuses this is asked without it: what it
+writes then is marked UNSEEN, and a note says so. One that takes no notice of it looks like one that leaks nothing.
+
 Failure looks like needles lost at some depth of the prompt (a wrong index row, a dropped page), more of them at a
 high concurrency than alone (rows of one request in another's batch), or fluent text with a token in it that no
 text has. Lost tallies beside needles that came back say that what covers the whole context coarsely is wrong (a C128A
@@ -31,7 +35,7 @@ from typing import Any
 import httpx
 
 from dsbench.checks.text import incoherence
-from dsbench.engines.client import BadAnswer, Reply
+from dsbench.engines.client import BadAnswer, Refused, Reply
 from dsbench.engines.secrets import redact
 from dsbench.parse.prometheus import COUNTERS, Page, increase
 from dsbench.probe_settings import CoherenceProbe
@@ -39,6 +43,11 @@ from dsbench.probes.boot import Boot, ProbeFailed, Reading, kept
 from dsbench.probes.needles import Prompt, pairs, report, with_ballots
 from dsbench.score.coherence import CUT, recalled, recalled_in_order
 
+SHOW_SPECIALS: dict[str, Any] = {"skip_special_tokens": False}
+NOT_TAKEN = (400, 422)
+"""Statuses of servers that refuse a field."""
+UNSEEN = "control tokens unseen"
+"""What the text beside `coherence.clean` begins with where a leak could not have been seen."""
 SHOWN = 300
 """Characters of a reply kept beside a lost needle; the whole stands beside `coherence.clean`."""
 
@@ -65,7 +74,7 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
                 if isinstance(reply, str):
                     failed.append(f"{request.item}: {reply}")
                 else:
-                    for reading in _scores(config, request, reply):
+                    for reading in _scores(config, request, *reply):
                         yield reading
         yield _reuse(f"c{streams} {payload}", before, await boot.server.page())
     if failed:
@@ -85,20 +94,23 @@ def _requests(config: CoherenceProbe, plan_seed: int, streams: int, payload: str
     return found
 
 
-async def _ask(boot: Boot, config: CoherenceProbe, prompt: Prompt) -> Reply | str:
-    """The reply, or why there is none."""
+async def _ask(boot: Boot, config: CoherenceProbe, prompt: Prompt) -> tuple[Reply, bool] | str:
+    """The reply and whether a leaked control token would be in it, or why there is none."""
+    how: dict[str, Any] = {"stop": "\n"} if config.style == "pairs" else {"chat": True}
+    if config.style == "report" and config.chat_template_kwargs:
+        how["chat_template_kwargs"] = config.chat_template_kwargs
     try:
-        if config.style == "pairs":
-            return await boot.server.write(prompt.text, config.max_tokens, stop="\n")
-        kwargs: dict[str, Any] = {}
-        if config.chat_template_kwargs:
-            kwargs["chat_template_kwargs"] = config.chat_template_kwargs
-        return await boot.server.write(prompt.text, config.max_tokens, chat=True, **kwargs)
+        try:
+            return await boot.server.write(prompt.text, config.max_tokens, **how, **SHOW_SPECIALS), True
+        except Refused as error:
+            if error.status not in NOT_TAKEN:
+                raise
+            return await boot.server.write(prompt.text, config.max_tokens, **how), False
     except (httpx.HTTPError, BadAnswer) as error:
         return f"{type(error).__name__} {error}".strip()
 
 
-def _scores(config: CoherenceProbe, request: _Request, reply: Reply) -> Iterator[Reading]:
+def _scores(config: CoherenceProbe, request: _Request, reply: Reply, seen: bool) -> Iterator[Reading]:
     score = recalled if config.style == "report" else recalled_in_order
     found = score(reply.text, request.prompt.needles)
     for number, (needle, right) in enumerate(zip(request.prompt.needles, found, strict=True), start=1):
@@ -106,7 +118,7 @@ def _scores(config: CoherenceProbe, request: _Request, reply: Reply) -> Iterator
         kind = "tally" if request.prompt.tally and number == len(found) else f"needle {number}"
         yield Reading("coherence.recall", int(right), item=f"{request.item} {kind}", cluster=request.cluster, text=told)
     reason = incoherence(reply.text)
-    told = f"{reason}: {reply.text}" if reason else reply.text
+    told = ": ".join([*([] if seen else [UNSEEN]), *([reason] if reason else []), reply.text])
     yield Reading("coherence.clean", int(reason is None), item=request.item, cluster=request.cluster, text=kept(told))
     cut = reply.finish_reason == CUT
     ended = None if reply.finish_reason is None else kept(str(reply.finish_reason))

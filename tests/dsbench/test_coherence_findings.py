@@ -76,6 +76,17 @@ def test_one_leaked_token_is_told_although_no_test_can_fire(verdict):
     assert note == "finding, incoherent text: b in 2 of 36 replies: leaked control token 2"
 
 
+def test_replies_in_which_no_leak_could_be_seen_are_told(verdict):
+    told = verdict(unsound=[REQUESTS[5]], text="control tokens unseen: repetition: aaaa")
+    notes = [note for note in told.notes if "control tokens" in note]
+    assert notes == [
+        "leaked control tokens cannot be seen in 2 of 36 replies of b: its server refuses skip_special_tokens and "
+        "takes them out of the text"
+    ]
+    assert findings(told) == ["finding, incoherent text: b in 2 of 36 replies: repetition 2"]
+    assert not any("cannot be seen" in note for note in verdict(unsound=[REQUESTS[5]]).notes)
+
+
 def test_needles_lost_alone_are_told_and_those_that_both_lose_are_not(verdict):
     item = f"{REQUESTS[0]} needle 2"
     assert findings(verdict(lost=[item])) == [

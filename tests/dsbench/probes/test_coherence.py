@@ -152,6 +152,49 @@ def test_a_leak_is_no_lost_needle():
     assert told.startswith("leaked control token: The log announces")
 
 
+def hiding(body):
+    """A server whose answers have a leak, which is shown where special tokens are not to be skipped, as vLLM does."""
+    text = reading_well(body).json()["choices"][0]
+    text = text["message"]["content"] if "messages" in body else text["text"]
+    return saying(text if body.get("skip_special_tokens", True) else text.replace(",", f"{LEAK},", 1))(body)
+
+
+def refusing(body):
+    """One that does not know the field."""
+    if "skip_special_tokens" in body:
+        return httpx.Response(400, json={"error": {"message": "unknown parameter skip_special_tokens"}})
+    return hiding(body)
+
+
+@pytest.mark.parametrize("plan", [REPORT, PAIRS])
+def test_leaks_that_a_server_hides_by_default_are_seen(plan):
+    readings, bodies = run(coherence, plan, hiding)
+    assert set(values(readings, "coherence.clean")) == {0}
+    assert all(body["skip_special_tokens"] is False for body in bodies)
+    assert len(bodies) == REQUESTS
+
+
+@pytest.mark.parametrize("plan", [REPORT, PAIRS])
+def test_a_server_that_refuses_to_show_them_is_asked_without_and_the_readings_say_so(plan):
+    readings, bodies = run(coherence, plan, refusing)
+    assert values(readings, "coherence.recall") == [1] * 3 * REQUESTS
+    assert set(values(readings, "coherence.clean")) == {1}
+    texts = [reading.text for reading in readings if reading.metric == "coherence.clean"]
+    assert all(text.startswith(f"{coherence.UNSEEN}: ") for text in texts)
+    assert len(bodies) == 2 * REQUESTS
+
+
+def test_only_a_refusal_of_the_request_is_asked_again():
+    def answer(body):
+        sent.append(body)
+        return httpx.Response(503 if len(sent) == 1 else 400, text="planted")
+
+    sent = []
+    with pytest.raises(ProbeFailed, match=r"16 requests had no answer, the first is c1 unique s1 #1: Refused .* 503"):
+        run(coherence, PAIRS, answer)
+    assert len(sent) == 1 + 2 * (REQUESTS - 1)
+
+
 def test_a_reply_that_was_cut_off_says_so_beside_its_scores():
     readings, _ = run(coherence, REPORT, saying("The log announces", "length"))
     assert set(values(readings, "coherence.finished")) == {0}
