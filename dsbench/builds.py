@@ -72,7 +72,7 @@ def parse_arm(text: str) -> ArmSpec:
             f"--arm '{text}': write NAME='speculative=dspark;args=--eager', the name in letters and digits"
         )
     values: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in rest.strip().strip("'\"").split(";"))):
+    for part in filter(None, (part.strip() for part in _unquoted(rest.strip()).split(";"))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
@@ -90,6 +90,12 @@ def parse_arm(text: str) -> ArmSpec:
         env=_env(name, values.get("env", "")),
         python=interpreter(f"--arm {name}: python", values["python"]) if "python" in values else None,
     )
+
+
+def _unquoted(text: str) -> str:
+    """`text` without a pair of quotes around the whole; a quote that closes a value's own stays."""
+    paired = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if paired else text
 
 
 def two_environments(a: str | None, b: str | None) -> list[ArmSpec]:

@@ -1,5 +1,6 @@
 """Arms that are builds: how they are written, what they may differ in, and what a suite has left for them."""
 
+import shlex
 import sys
 from datetime import UTC, datetime
 
@@ -35,6 +36,30 @@ def test_every_key():
         env={"A": "1", "B": "c=d"},
     )
     assert parse_arm("plain=") == ArmSpec(name="plain")
+
+
+CONFIG = '{"method": "dspark", "num_speculative_tokens": 5}'
+
+
+@pytest.mark.parametrize("text", [
+    f"b=args=--speculative-config '{CONFIG}'",
+    f'b="args=--speculative-config \'{CONFIG}\'"',
+    f"b='args=--speculative-config \'{CONFIG}\''",
+    "b=args=" + shlex.join(["--speculative-config", CONFIG]),
+])  # fmt: skip
+def test_quotes_around_a_value_are_its_own(text):
+    assert parse_arm(text) == ArmSpec(name="b", args=("--speculative-config", CONFIG))
+
+
+def test_a_quote_that_is_not_closed_is_said():
+    with pytest.raises(InputError, match="unknown key ''args'"):
+        parse_arm("b='args=--x 1")
+
+
+@given(st.lists(st.text(st.characters(exclude_characters=";", exclude_categories=["Cs", "Cc"]), min_size=1)))
+def test_any_arguments_survive_the_way_to_an_arm_and_back(values):
+    args = tuple(part for value in values for part in ("--x", value))
+    assert parse_arm(f"b=args={shlex.join(args)}" if args else "b=").args == args
 
 
 @pytest.mark.parametrize(
