@@ -13,6 +13,7 @@ from typing import Any
 
 from dsbench import __version__
 from dsbench.builds import METHODS, ArmSpec, declared_differences
+from dsbench.engines.vllm import synthetic_drafts
 from dsbench.errors import InputError
 from dsbench.fit import Fitted, fit
 from dsbench.matrices import BASELINE, Kind, Matrix, design, name_of
@@ -83,11 +84,7 @@ def plan_experiment(
         )
     if blocks is not None and blocks != suite.blocks:
         notes.append(f"{blocks} blocks instead of the suite's {suite.blocks}")
-    synthetic = [arm for arm in planned if any(part.startswith(SYNTHETIC) for part in (*engine_args, *arm.args))]
-    for arm in synthetic:
-        if not arm.speculates:
-            raise InputError(f"{SYNTHETIC}-*: {arm.name} has no drafts to accept; add --speculative dspark")
-    fitted = fit(suite, planned, synthetic=bool(synthetic))
+    fitted = fit(suite, planned, synthetic=any(_synthetic(arm, engine_args) for arm in planned))
     planned = [planned[0], *(_with_primary(arm, fitted) for arm in planned[1:])]
     _check_primary(suite, planned, fitted)
     return Plan(
@@ -112,6 +109,16 @@ def plan_experiment(
         looks=_looks(until_resolved),
         notes=[*notes, *fitted.notes],
     )
+
+
+def _synthetic(arm: Arm, engine_args: Sequence[str]) -> bool:
+    """Whether drafts of the arm are accepted at rates: by flags of our engine, or by vLLM's --speculative-config."""
+    args = [*engine_args, *arm.args]
+    if not any(part.startswith(SYNTHETIC) for part in args):
+        return synthetic_drafts(args)
+    if not arm.speculates:
+        raise InputError(f"{SYNTHETIC}-*: {arm.name} has no drafts to accept; add --speculative dspark")
+    return True
 
 
 def _factors(toggles: Sequence[str], controls: bool, engine: EngineName) -> list[str]:

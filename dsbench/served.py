@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,8 @@ class Served:
 
     def specs(self, specs: Sequence[ArmSpec]) -> list[ArmSpec]:
         """Arms by the URLs, where those are the arms."""
+        if self.engine == "vllm":
+            return [replace(spec, speculative=speculative_method(spec.args) or spec.speculative) for spec in specs]
         if self.engine != "endpoint":
             return list(specs)
         if specs:

@@ -25,6 +25,7 @@ from dsbench.errors import InputError
 from dsbench.parse.progress import phases_of
 from dsbench.records import Arm, Plan
 
+SPECULATIVE_CONFIG = ("--speculative-config", "-sc")
 LOOK_S = 0.25
 PROFILE_STOP_S = 2.0
 """From the polite signal to the kill, for an engine that is stopped at its profile."""
@@ -212,14 +213,37 @@ def model_of(args: Sequence[str]) -> str:
 
 def speculative_method(args: Sequence[str]) -> str | None:
     """The method that the arguments ask for, `none` where a config names none; None if they say nothing."""
-    text = _value(args, "--speculative-config", "-sc")
-    if text is None:
+    config = _speculative_config(args)
+    if config is None:
         return None
+    return str(config.get("method") or ("draft_model" if config.get("model") else "none"))
+
+
+def synthetic_drafts(args: Sequence[str]) -> bool:
+    """Whether the arguments let drafts be accepted at rates, unseen by the target."""
+    config = _speculative_config(args) or {}
+    asked = (config.get("synthetic_acceptance_length"), config.get("synthetic_acceptance_rates"))
+    return config.get("rejection_sample_method") == "synthetic" or asked != (None, None)
+
+
+def _speculative_config(args: Sequence[str]) -> dict[str, Any] | None:
+    """What the arguments say of speculation; None if nothing. Keys given one by one replace the object, as in vLLM."""
+    keys: dict[str, Any] = {}
+    for index, part in enumerate(args):
+        flag, equals, value = part.partition("=")
+        name, dot, key = flag.partition(".")
+        if dot and name.replace("_", "-") in SPECULATIVE_CONFIG:
+            keys[key.removesuffix("+")] = value if equals else "".join(args[index + 1 : index + 2])
+    text = _value(args, *SPECULATIVE_CONFIG)
+    if keys or text is None:
+        return keys or None
     try:
         config = json.loads(text)
-        return str(config.get("method") or ("draft_model" if config.get("model") else "none"))
-    except (ValueError, AttributeError):
-        raise InputError(f"--speculative-config {text}: not a JSON object") from None
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise InputError(f"--speculative-config {text}: not a JSON object")
+    return config
 
 
 def world_size(args: Sequence[str]) -> int:

@@ -1,12 +1,14 @@
 """Plans for engines that are not ours: what is checked before the first boot, and what the plan then says."""
 
 import json
+import shlex
 import venv
 
 import pytest
 
 from dsbench.cli.experiment import Asked
 from dsbench.errors import InputError
+from dsbench.judge import judge
 
 NONE = dict.fromkeys(
     ("until", "timeout", "max_num_batched_tokens", "max_model_len", "hidden_size", "speculative",
@@ -78,6 +80,80 @@ def test_speculation_is_what_the_arguments_say(site):
     found = plan(f"org/m --speculative-config '{config}'", (site(),), arms=ARMS)
     assert [arm.speculative for arm in found.arms] == ["ngram", "ngram"]
     assert all(arm.speculates for arm in found.arms)
+
+
+DRAFTS = {"method": "dspark", "num_speculative_tokens": 5}
+LONG, SHORT = ({**DRAFTS, "rejection_sample_method": "synthetic", "synthetic_acceptance_length": n} for n in (3.3, 2.1))
+UNSEEN = "with synthetic acceptance the output is not the target's"
+
+
+def of_config(name, config):
+    return f"{name}=args=" + shlex.join(["--speculative-config", json.dumps(config)])
+
+
+def test_drafts_accepted_unseen_are_not_graded_as_the_targets_answers(site):
+    strict = plan(f"org/m --speculative-config '{json.dumps(DRAFTS)}'", (site(),), suite="quality", arms=ARMS)
+    graded = {"smoke", "gsm8k", "instruction", "coherence", "toolcall"}
+    assert graded <= set(strict.probes.names())
+    assert not any(UNSEEN in note for note in strict.notes)
+    config = json.dumps(LONG)
+    found = plan(f"org/m --speculative-config '{config}'", (site(),), suite="quality", arms=ARMS)
+    assert not graded & set(found.probes.names())
+    assert any(UNSEEN in note for note in found.notes)
+
+
+def test_one_arm_with_drafts_accepted_unseen_is_enough(site):
+    arms = ("strict=args=--async-scheduling", of_config("b", LONG))
+    serve_args = f"org/m --speculative-config '{json.dumps(DRAFTS)}'"
+    found = plan(serve_args, (site(),), suite="quality", arms=arms)
+    assert "smoke" not in found.probes.names()
+    assert [arm.args for arm in found.arms] == [["--async-scheduling"], ["--speculative-config", json.dumps(LONG)]]
+    assert [arm.speculative for arm in found.arms] == ["dspark", "dspark"]
+
+
+def test_speculation_of_an_arm_alone_is_seen_where_probes_are_chosen(site):
+    arms = [of_config("ngram", {"method": "ngram", "num_speculative_tokens": 3}), of_config("dspark", DRAFTS)]
+    found = plan("org/m", (site(),), suite="spec", arms=arms)
+    assert [arm.speculative for arm in found.arms] == ["ngram", "dspark"]
+    assert "acceptance" in found.probes.names()
+    assert not any("no arm has speculation" in note for note in found.notes)
+    off = plan("org/m", (site(),), suite="speed", arms=["off=env=X=1", arms[1]])
+    assert [arm.speculative for arm in off.arms] == ["none", "dspark"]
+    assert "off has no speculation" in " ".join(off.notes)
+
+
+def read_back(rates):
+    drafts = {"speculative": "dspark", "draft_tokens": 5, "rejection_sample_method": "synthetic"}
+    # vLLM keeps the rates and forgets the length that they came from.
+    return {**drafts, "synthetic_acceptance_length": None, "synthetic_acceptance_rates": rates}
+
+
+def test_arms_at_other_rates_are_told_apart_and_must_declare_them(site, make_records):
+    """The rates are read back; they may differ where the arms' --speculative-config does, and nowhere else."""
+    rates = {"long": [1, 1, 0.3, 0, 0], "short": [1, 0.1, 0, 0, 0]}
+    arms = [of_config("long", LONG), of_config("short", SHORT)]
+    asked = plan("org/m", (site(plugin=True),), suite="kv", arms=arms)
+    assert "synthetic_acceptance_rates" in asked.arms[1].declared
+    other = plan("org/m", (site(plugin=True),), suite="kv", arms=("long=env=X=1", "short=env=X=2"))
+
+    def codes(of_plan, read):
+        arm_of = {boot.number: boot.arm for boot in of_plan.boots}
+        records = [
+            r.model_copy(update={"values": {**r.values, **read(arm_of[r.boot])}}) if r.record == "conditions" else r
+            for r in make_records(of_plan)
+        ]
+        verdict = judge(of_plan, records)
+        return [(reason.code, reason.text) for reason in verdict.void], verdict.notes
+
+    void, notes = codes(asked, lambda arm: read_back(rates[arm]))
+    assert void == []
+    assert any("synthetic_acceptance_rates [1, 1, 0.3, 0, 0] -> [1, 0.1, 0, 0, 0]" in note for note in notes)
+    differ, _ = codes(other, lambda arm: {**read_back(rates[arm]), "speculative": "none"})
+    assert [code for code, _ in differ] == ["condition-differs"]
+    assert "synthetic_acceptance_rates" in differ[0][1]
+    # Results of before this was read back have no such key, in any boot.
+    before = {key: value for key, value in read_back([]).items() if key != "synthetic_acceptance_rates"}
+    assert codes(asked, lambda arm: before)[0] == []
 
 
 def test_the_vocabulary_is_the_models_own(site, tmp_path):

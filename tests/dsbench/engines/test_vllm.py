@@ -16,15 +16,41 @@ from dsbench.errors import InputError
         (["m", "--speculative-config", '{"method": "ngram"}'], "ngram"),
         (["m", '--speculative-config={"model": "draft"}'], "draft_model"),
         (["m", "--speculative_config", "{}"], "none"),
+        (["m", "--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens=3"], "ngram"),
     ],
 )
 def test_the_speculative_method(args, method):
     assert vllm.speculative_method(args) == method
 
 
-def test_a_speculative_config_that_is_no_object():
+@pytest.mark.parametrize("text", ["dspark", "[1]", "3"])
+@pytest.mark.parametrize("read", [vllm.speculative_method, vllm.synthetic_drafts])
+def test_a_speculative_config_that_is_no_object(read, text):
     with pytest.raises(InputError, match="not a JSON object"):
-        vllm.speculative_method(["m", "--speculative-config", "dspark"])
+        read(["m", "--speculative-config", text])
+
+
+SYNTHETIC, STRICT = '{"method": "dspark", "rejection_sample_method": "synthetic"}', '{"method": "dspark"}'
+
+
+@pytest.mark.parametrize(
+    ("args", "synthetic"),
+    [
+        (["m"], False),
+        (["m", "--speculative-config", STRICT], False),
+        (["m", "--speculative-config", '{"method": "dspark", "synthetic_acceptance_length": null}'], False),
+        (["m", "--speculative-config", SYNTHETIC], True),
+        (["m", "-sc", SYNTHETIC], True),
+        (["m", "--speculative_config", '{"method": "dspark", "synthetic_acceptance_length": 3.3}'], True),
+        (["m", '--speculative-config={"method": "dspark", "synthetic_acceptance_rates": [1, 0.5]}'], True),
+        (["m", "--speculative-config", SYNTHETIC, "--speculative-config", STRICT], False),
+        (["m", "-sc.method", "dspark", "-sc.rejection_sample_method", "synthetic"], True),
+        (["m", "--speculative_config.synthetic_acceptance_rates+=0.9,0.5"], True),
+        (["m", "--speculative-config", SYNTHETIC, "--speculative-config.method=ngram"], False),
+    ],
+)
+def test_drafts_accepted_unseen(args, synthetic):
+    assert vllm.synthetic_drafts(args) == synthetic
 
 
 @pytest.mark.parametrize(
