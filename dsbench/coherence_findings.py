@@ -30,9 +30,7 @@ def coherence_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[st
                 f"leaked control tokens cannot be seen in {hidden} of {len(replies)} replies of {arm.name}: its server "
                 "refuses skip_special_tokens and takes them out of the text"
             )
-        unsound = Counter(
-            (o.text or "").removeprefix(f"{UNSEEN}: ").partition(":")[0] for o in replies if o.value == 0
-        )
+        unsound = Counter((o.text or "").removeprefix(f"{UNSEEN}: ").partition(":")[0] for o in replies if o.value == 0)
         if unsound:
             told = ", ".join(f"{reason} {count}" for reason, count in unsound.most_common())
             yield f"finding, incoherent text: {arm.name} in {unsound.total()} of {len(replies)} replies: {told}"

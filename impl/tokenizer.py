@@ -32,9 +32,7 @@ def encode(text: str) -> list[int]:
 def decode(ids: Iterable[int], *, specials: bool = False) -> str:
     """Text of `ids`; ids outside the vocabulary are dropped, and specials unless they are asked for."""
     shown = SPECIALS if specials else {}
-    return "".join(
-        "\n" if i == NEWLINE else chr(i + FIRST_CHAR) if 0 <= i < NEWLINE else shown.get(i, "") for i in ids
-    )
+    return "".join("\n" if i == NEWLINE else chr(i + FIRST_CHAR) if 0 <= i < NEWLINE else shown.get(i, "") for i in ids)
 
 
 Thinking = Literal["off", "on", "max"]

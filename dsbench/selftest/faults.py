@@ -245,6 +245,19 @@ def other_temperature() -> None:
     _replace(SamplingRows, "of", half)
 
 
+def bos_leaks() -> None:
+    from impl.engine.request import Request
+    from impl.tokenizer import BOS
+
+    append = Request.append
+
+    def append_bos_third(self: Request, token: int, piece: str) -> None:
+        leaks = len(self.outputs) == 2
+        append(self, BOS if leaks else token, self.text_of([BOS]) if leaks else piece)
+
+    _replace(Request, "append", append_bos_third)
+
+
 def _replace(owner: Any, name: str, fault: object) -> None:
     setattr(owner, name, fault)
 

@@ -58,6 +58,26 @@ tokens = 40
 samples = 4
 together = 4
 """,
+    "text": """
+name = "selftest-text"
+summary = "whether the text of answers is sound: 2 boots an arm"
+blocks = 2
+warmup_boots = 0
+guards = ["coherence.clean"]
+[probes.identity]
+tokens = 2
+together = 0
+prompts = ["7*8="]
+[probes.coherence]
+style = "pairs"
+lines = 20
+needles = 2
+distractors = 2
+concurrencies = [1, 4]
+payloads = ["unique"]
+seeds = 2
+max_tokens = 16
+""",
     "speed": """
 name = "selftest-speed"
 summary = "decode speed: 6 blocks"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from dsbench.records import Word
 
-Group = Literal["bytes", "drafts", "synthetic", "speed"]
+Group = Literal["bytes", "drafts", "synthetic", "speed", "text"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,8 @@ PLANTS = (
           "other_temperature"),
     Plant("slipped-argument", "optional arguments of the sampler slip by one", "synthetic", "regressed",
           "accept.per_position", toggles=("rejection_keyword_binding=off",)),
+    Plant("bos-leaks", "a begin-of-sequence token stands in the middle of an answer", "text", "regressed",
+          "coherence.clean", "bos_leaks"),
     Plant("slow-step", "every step takes 60 % longer", "speed", "regressed", "decode.tps.c1",
           toggles=("slow_step:60",)),
 )  # fmt: skip
