@@ -16,6 +16,7 @@ from types import TracebackType
 
 from dsbench.engines.boot_json import read_object
 from dsbench.engines.bounded_get import get_status
+from dsbench.engines.ended import killed_words, oom_kills, signal_of
 from dsbench.engines.secrets import redact, redacted_end
 from dsbench.engines.strays import end_strays
 
@@ -76,8 +77,11 @@ class Server:
         self._environment = {**os.environ, **environment}
         self._stop_s = stop_s
         self._guard: subprocess.Popen[bytes] | None = None
+        self.killed_by: int | None = None
+        """Known when the boot is left: the signal that ended the process before we did, None if there was none."""
 
     def __enter__(self) -> Server:
+        self._oom_kills = oom_kills()
         with self.log.open("wb") as log:
             try:
                 self.process = subprocess.Popen(
@@ -107,6 +111,7 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.killed_by = signal_of(self.process.poll())
         self.stop()
 
     def wait_ready(self, deadline_s: float) -> Ready:
@@ -159,13 +164,14 @@ class Server:
         return self.process.poll() is None
 
     def last_words(self) -> str:
-        """The last line of the log, for an error message."""
+        """The signal that ended the process, if one did, and the last line of the log, for an error message."""
+        killed = killed_words(self.process.poll(), self._oom_kills)
         try:
             lines = redacted_end(self.log, 4096).split("\n")
         except OSError:
-            return ""
+            return killed
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"; its log ends: {last[:200]}" if last else "; its log is empty"
+        return killed + (f"; its log ends: {last[:200]}" if last else "; its log is empty")
 
     def stop(self) -> None:
         """End the whole group: ask, wait, kill. Safe to call twice, and when the leader is gone already.

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from dsbench.engines import ended
 from dsbench.engines.server import EngineFailed, Server
 
 READY = """
@@ -139,3 +140,74 @@ def test_a_key_across_the_beginning_of_the_log_s_end_is_told_in_no_part(start, m
             said = server.last_words().removeprefix("; its log ends: ")
             assert 50 < len(said) <= 200
             assert not set(said.replace("[redacted]", "")) - {"a", "x"}, said
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+
+LAST_WORD = "print('loading', flush=True); import time; time.sleep(60)"
+MEMORY = ": out of memory? see dmesg"
+
+
+def kill(server, number):
+    while "loading" not in server.log.read_text():
+        time.sleep(0.02)
+    os.kill(server.process.pid, number)
+    server.process.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, f"; killed by signal 9 (SIGKILL){MEMORY}; its log ends: loading"),
+        (signal.SIGTERM, "; killed by signal 15 (SIGTERM); its log ends: loading"),
+    ],
+)
+def test_an_engine_that_a_signal_ended_is_told_with_where_to_look(start, number, said):
+    with start(LAST_WORD) as server:
+        kill(server, number)
+        assert server.last_words() == said
+        with pytest.raises(EngineFailed) as failed:
+            server.wait_ready(20)
+        with pytest.raises(EngineFailed, match=f"killed by signal {int(number)} "):
+            server.wait_exit(1)
+    assert str(failed.value) == f"engine ended with code -{int(number)} before it was ready{said}"
+    assert server.killed_by == number
+
+
+@pytest.mark.parametrize("code", [LAST_WORD, "import sys; sys.exit(3)", "pass"])
+def test_an_engine_that_we_stop_or_that_exits_was_not_killed(start, code):
+    """Our own signal ends the first of them."""
+    with start(code) as server:
+        if code != LAST_WORD:
+            server.process.wait(10)
+        assert "killed" not in server.last_words()
+    assert server.killed_by is None
+    assert (server.process.returncode < 0) == (code == LAST_WORD)
+
+
+@pytest.mark.parametrize(
+    ("group", "events", "number"),
+    [
+        ("4:memory:/a\n0::/\n", "low 0\noom 3\noom_kill 2\noom_group_kill 0\n", 2),
+        ("0::/\n", "oom_kill\n", None),
+        ("0::/\n", "oom 3\n", None),
+        ("0::/\n", "oom_kill many\n", None),
+        ("4:memory:/a\n", "oom_kill 2\n", None),
+        ("0::/elsewhere\n", "oom_kill 2\n", None),
+    ],
+)
+def test_kills_for_memory_are_counted_where_the_kernel_tells_them(tmp_path, monkeypatch, group, events, number):
+    (tmp_path / "own").write_text(group)
+    (tmp_path / "memory.events").write_text(events)
+    monkeypatch.setattr(ended, "OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(ended, "GROUPS", tmp_path)
+    assert ended.oom_kills() == number
+
+
+@pytest.mark.parametrize(("before", "now", "cause"), [(1, 2, "says the kernel"), (2, 2, "dmesg"), (None, 2, "dmesg"),
+                                                      (2, None, "dmesg")])  # fmt: skip
+def test_what_the_kernel_counts_is_no_question(monkeypatch, before, now, cause):
+    monkeypatch.setattr(ended, "oom_kills", lambda: now)
+    assert cause in ended.killed_words(-9, before)
+    assert ended.killed_words(-15, before) == "; killed by signal 15 (SIGTERM)"
+    assert ended.killed_words(-40, before) == "; killed by signal 40"

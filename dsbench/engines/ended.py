@@ -1,0 +1,48 @@
+"""How an engine's process ended: by which signal, and whether the kernel says that memory ran out."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+OWN_GROUP = Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+
+
+def signal_of(code: int | None) -> int | None:
+    """The signal that ended a process, from its return code as `subprocess` gives it; None if none did."""
+    return -code if code is not None and code < 0 else None
+
+
+def signal_named(number: int) -> str:
+    """`signal 9 (SIGKILL)`; a number without a name stands alone."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def killed_words(code: int | None, oom_kills_before: int | None) -> str:
+    """For an error message: which signal ended the process and where to look for its cause; '' if none did."""
+    number = signal_of(code)
+    if number is None:
+        return ""
+    cause = ""
+    if number == signal.SIGKILL:
+        now = oom_kills()
+        told = now is not None and oom_kills_before is not None and now > oom_kills_before
+        cause = ": out of memory, says the kernel (oom_kill of memory.events)" if told else ": out of memory? see dmesg"
+    return f"; killed by {signal_named(number)}{cause}"
+
+
+def oom_kills() -> int | None:
+    """Processes of our control group (version 2) killed for want of memory so far; None where the kernel does not say.
+
+    An engine stays in the group of its harness unless its own commands lead it out.
+    """
+    try:
+        own = next(line[3:] for line in OWN_GROUP.read_text("ascii").splitlines() if line.startswith("0::"))
+        events = (GROUPS / own.lstrip("/") / "memory.events").read_text("ascii").splitlines()
+        return int(next(line for line in events if line.startswith("oom_kill ")).split()[1])
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
