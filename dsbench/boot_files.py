@@ -73,6 +73,8 @@ def record_devices_before(plan: Plan, arm: Arm, of_boot: dict[str, Any], writer:
     record_devices(of_boot, "before", values, writer)
     if busy:
         writer.write(records.Finding(**of_boot, code="device-busy", text=busy))
+    for line in devices.unknown(values):
+        writer.write(records.Finding(**of_boot, code="device-unknown", text=line))
 
 
 def visible_gpus(arm: Arm) -> str | None:

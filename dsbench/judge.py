@@ -11,6 +11,7 @@ from dsbench.compare import compare
 from dsbench.comparison import merged
 from dsbench.decide import overall, worst
 from dsbench.effects import effects
+from dsbench.engines.ended import signal_named
 from dsbench.evidence import BootEvidence, gather, hosts_of
 from dsbench.looks import as_reached
 from dsbench.records import (
@@ -28,6 +29,10 @@ from dsbench.sanity import acceptance_findings, law_findings
 from dsbench.void import void_reasons
 
 UNKNOWN = "unknown on this platform"
+REPEATED = "boots repeated after"
+"""How notes on repeated boots begin."""
+TOLD = ("device-unknown", "device-slowed")
+"""Codes of findings that end no comparison and that a reader must know of."""
 
 
 def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
@@ -65,6 +70,15 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
             *_boot_notes(plan, boots),
         ],
     )
+
+
+def resolved(verdict: ExperimentVerdict) -> bool:
+    """Whether more blocks could change nothing: void, a loss, or a primary and guards that are all decided.
+
+    A primary of exact bytes is decided by two blocks, when the guards have hardly been tested.
+    """
+    rows = [row for row in verdict.rows if row.role in ("primary", "guard") and UNKNOWN not in row.notes]
+    return verdict.word in ("void", "regressed") or all(row.word != "inconclusive" for row in rows)
 
 
 def _rows(plan: Plan, boots: Sequence[BootEvidence], arm: Arm) -> list[Verdict]:
@@ -188,9 +202,16 @@ def _boot_notes(plan: Plan, boots: Sequence[BootEvidence]) -> list[str]:
     served = plan.until == "ready"
     if served and not any(counters.values for boot in boots for counters in boot.counters):
         notes.append("the engine shows no counters: a reset inside a boot would not be seen")
+    for code in TOLD:
+        found = [(boot.number, finding.text) for boot in boots for finding in boot.findings if finding.code == code]
+        if found:
+            numbers = ", ".join(str(number) for number in sorted({number for number, _ in found}))
+            notes.append(f"{found[0][1]} (boots: {numbers})")
     repeated = sorted({boot.number for boot in boots if boot.repeated})
     if repeated:
-        notes.append(f"boots repeated after an interruption: {', '.join(map(str, repeated))}")
+        notes.append(f"{REPEATED} an interruption: {', '.join(map(str, repeated))}")
+    if killed := [f"{boot.number} ({signal_named(boot.killed_by)})" for boot in boots if boot.killed_by]:
+        notes.append(f"{REPEATED} their engine was killed: {', '.join(sorted(killed))}")
     return notes
 
 

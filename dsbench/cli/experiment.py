@@ -132,6 +132,7 @@ class Asked:
 
     def _served_plan(self, suite: Suite, specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:
         """The plan for an engine that is not ours."""
+        from dsbench.engines.devices import ELSEWHERE
         from dsbench.plan import plan_experiment
         from dsbench.recipe import recipe_notes
         from dsbench.served import read_served
@@ -158,7 +159,9 @@ class Asked:
         )
         plan = served.finish(plan)
         untested = [f"{name}: not-run, {why}" for name, why in served.untestable(suite).items()]
-        return plan.model_copy(update={"notes": [*plan.notes, *untested, *recipe_notes(suite, self.engine)]})
+        elsewhere = [ELSEWHERE[self.engine]] if self.engine in ELSEWHERE else []
+        notes = [*plan.notes, *untested, *elsewhere, *recipe_notes(suite, self.engine)]
+        return plan.model_copy(update={"notes": notes})
 
     def _refuse(self, names: Sequence[str], why: str) -> None:
         """InputError for the first of these options that was given."""

@@ -1,7 +1,8 @@
 """Accelerators between boots: drained to idle before one, and power, clocks and throttling beside it.
 
 NVML answers for a discrete GPU. On unified memory it has no figures for memory: then the host's MemAvailable and its
-page cache are read instead, and the record names that fallback. Without either the answer is unknown, never idle.
+page cache are read instead, and the record names that fallback. Without either the answer is unknown, never idle; so
+it is where NVML does not say which processes use a GPU. GPUs of other machines are not seen from here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ SETTLED_BYTES = 64 * 2**20
 """Free memory of a unified-memory host that moves less than this between two looks has settled."""
 MEMINFO = Path("/proc/meminfo")
 
+DRIVER = Path("/dev/nvidiactl")
+
 NVML, UNIFIED, NONE = "nvml", "MemAvailable and page cache (unified memory)", "no accelerator"
+UNASKED = "an NVIDIA driver is there, and NVML does not answer"
+
+ELSEWHERE = {
+    "command": "GPUs are looked at on this machine alone: what those of a rig's other hosts do is unknown",
+    "endpoint": "GPUs are looked at on this machine alone: those of servers that run elsewhere are unknown",
+}
+"""Notes for plans, by engine, whose processes may run on other machines."""
 
 
 def reading(visible: str | None = None) -> dict[str, Any]:
@@ -26,11 +36,11 @@ def reading(visible: str | None = None) -> dict[str, Any]:
 
     `visible` is CUDA_VISIBLE_DEVICES of the engine: other GPUs may do other work.
     """
-    with _nvml() as nvml:
-        if nvml is None:
-            return {"source": NONE, "host": host_memory(), "gpus": []}
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        gpus = [{"number": i, **_gpu(nvml, handles[i])} for i in seen_by_engine(visible, len(handles))]
+    with nvml_library() as asked:
+        if asked is None:
+            return {"source": UNASKED if DRIVER.exists() else NONE, "host": host_memory(), "gpus": []}
+        handles = [asked.nvmlDeviceGetHandleByIndex(i) for i in range(asked.nvmlDeviceGetCount())]
+        gpus = [{"number": i, **_gpu(asked, handles[i])} for i in seen_by_engine(visible, len(handles))]
     source = NVML if all(gpu["used_bytes"] is not None for gpu in gpus) else UNIFIED
     return {"source": source, "host": host_memory(), "gpus": gpus}
 
@@ -48,10 +58,13 @@ def seen_by_engine(visible: str | None, count: int) -> list[int]:
 def drained(
     deadline_s: float, read: Callable[[], dict[str, Any]] = reading, sleep: Callable[[float], None] = time.sleep
 ) -> tuple[dict[str, Any], str]:
-    """Wait until no process is on any GPU and its memory has stopped falling; the last reading, and why not, or ''."""
+    """Wait until no process is on any GPU and its memory has stopped falling; the last reading, and why not, or ''.
+
+    What cannot be read is not waited for: `unknown` tells of it.
+    """
     deadline = time.monotonic() + deadline_s
     before = read()
-    if before["source"] == NONE:
+    if not before["gpus"]:
         return before, ""
     while True:
         sleep(POLL_S)
@@ -60,6 +73,17 @@ def drained(
         if not reason or time.monotonic() > deadline:
             return now, reason
         before = now
+
+
+def unknown(values: dict[str, Any]) -> list[str]:
+    """Lines about what a reading leaves open: whether GPUs were idle."""
+    if values["source"] == UNASKED:
+        return [f"{UNASKED}: whether its GPUs were idle is unknown; pip install nvidia-ml-py beside dsbench"]
+    silent = [str(gpu["number"]) for gpu in values["gpus"] if gpu["processes"] is None]
+    if not silent:
+        return []
+    which = f"GPU {silent[0]}" if len(silent) == 1 else f"GPUs {', '.join(silent)}"
+    return [f"NVML does not say which processes use {which}: whether it was idle is unknown"]
 
 
 def _busy(before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -85,34 +109,47 @@ def host_memory() -> dict[str, int | None]:
     return {"available_bytes": values.get("MemAvailable"), "page_cache_bytes": values.get("Cached")}
 
 
+def load(nvml: Any, handle: Any) -> dict[str, Any]:
+    """What one GPU is doing at this moment; None where NVML does not say."""
+    return {
+        "power_milliwatts": _ask(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
+        "temperature_c": _ask(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        "sm_clock_mhz": _ask(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        "throttle_reasons": _ask(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
+    }
+
+
+def energy(nvml: Any, handle: Any) -> int | None:
+    """Millijoules that a GPU has taken since its driver was loaded; None where NVML does not count them."""
+    counted = _ask(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+    return None if counted is None else int(counted)
+
+
+def _ask(nvml: Any, question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except nvml.NVMLError:
+        return None
+
+
 def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:
     """One GPU. `processes` are ids of others that compute on it."""
-
-    def ask(question: Callable[[], Any]) -> Any:
-        try:
-            return question()
-        except nvml.NVMLError:
-            return None
-
-    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    running = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    memory = _ask(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    running = _ask(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     return {
-        "name": ask(lambda: nvml.nvmlDeviceGetName(handle)),
-        "driver": ask(nvml.nvmlSystemGetDriverVersion),
+        "name": _ask(nvml, lambda: nvml.nvmlDeviceGetName(handle)),
+        "driver": _ask(nvml, nvml.nvmlSystemGetDriverVersion),
         "used_bytes": None if memory is None else int(memory.used),
         "total_bytes": None if memory is None else int(memory.total),
         "processes": None if running is None else [process.pid for process in running],
-        "power_milliwatts": ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
-        "power_limit_milliwatts": ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
-        "temperature_c": ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-        "sm_clock_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        "memory_clock_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-        "throttle_reasons": ask(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
+        "power_limit_milliwatts": _ask(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
+        "memory_clock_mhz": _ask(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+        **load(nvml, handle),
     }
 
 
 @contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
+def nvml_library() -> Iterator[Any]:
     """NVML, initialised; None without the library, a driver or a GPU."""
     try:
         import pynvml

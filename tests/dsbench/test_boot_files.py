@@ -7,7 +7,8 @@ import pytest
 
 from dsbench import records as r
 from dsbench import store
-from dsbench.boot_files import BootLogs
+from dsbench.boot_files import BootLogs, record_devices_before
+from dsbench.engines import devices
 from dsbench.engines.server import Server
 from dsbench.execute import execute
 from dsbench.judge import judge
@@ -51,6 +52,24 @@ def test_a_fault_in_the_log_is_recorded(run):
 
 def test_a_sound_boot_has_no_finding(run):
     assert [record for record in run("")[1] if isinstance(record, r.Finding)] == []
+
+
+def test_a_gpu_whose_processes_nobody_tells_is_recorded_as_unknown(make_plan, make_records, monkeypatch):
+    silent = {"number": 0, "used_bytes": 3, "processes": None}
+    monkeypatch.setattr(devices, "reading", lambda visible: {"source": devices.NVML, "host": {}, "gpus": [silent]})
+    monkeypatch.setattr(devices, "POLL_S", 0.0)
+    plan, wrote = make_plan(), []
+    served = plan.model_copy(update={"engine": "vllm"})
+    boot = {"boot": plan.boots[-1].number}
+    record_devices_before(served, plan.baseline, boot, SimpleNamespace(write=wrote.append))
+    assert [(type(record), getattr(record, "code", "")) for record in wrote] == [
+        (r.Devices, ""), (r.Finding, "device-unknown")
+    ]  # fmt: skip
+    verdict = judge(plan, [*make_records(plan), *wrote])
+    assert verdict.void == []
+    assert f"NVML does not say which processes use GPU 0: whether it was idle is unknown (boots: {boot['boot']})" in (
+        verdict.notes
+    )
 
 
 @pytest.mark.parametrize("gap", [0, 230, 245, 250, 262, 8000, 16300, 16370])

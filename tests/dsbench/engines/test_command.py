@@ -134,6 +134,7 @@ def gone(pid):
 def test_a_rig_of_two_processes(tmp_path, rig):
     plan = asked(tmp_path, rig, toggles=("mhc_input_reuse",)).plan()
     assert (plan.engine, len(plan.rig.ranks), plan.engine_args) == ("command", 2, ["--dims", "pico"])
+    assert any("GPUs are looked at on this machine alone" in note for note in plan.notes)
     folder = store.create(plan, tmp_path / "results")
     execute(plan, folder, quiet=True)
     records = store.load_records(folder)[0]

@@ -1,5 +1,7 @@
 """Accelerators are waited for until they are idle; what cannot be read is never taken for idle."""
 
+import contextlib
+
 import pytest
 
 from dsbench.engines import devices
@@ -44,6 +46,22 @@ def test_unified_memory_falls_back_to_the_host():
 def test_without_an_accelerator_nothing_is_waited_for():
     none = {"source": devices.NONE, "host": {}, "gpus": []}
     assert drain(none) == (none, "")
+    assert devices.unknown(none) == []
+
+
+def test_processes_that_nvml_does_not_tell_are_unknown_and_neither_idle_nor_busy():
+    silent = {"source": devices.NVML, "host": {}, "gpus": [gpu(3)["gpus"][0] | {"processes": None}]}
+    assert drain(silent) == (silent, "")
+    assert devices.unknown(silent) == ["NVML does not say which processes use GPU 0: whether it was idle is unknown"]
+    assert devices.unknown(gpu(3)) == []
+
+
+def test_a_driver_that_cannot_be_asked_is_not_no_accelerator(monkeypatch, tmp_path):
+    monkeypatch.setattr(devices, "nvml_library", lambda: contextlib.nullcontext(None))
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "nvidiactl")
+    assert devices.unknown(devices.reading()) == []
+    devices.DRIVER.touch()
+    assert "whether its GPUs were idle is unknown" in devices.unknown(devices.reading())[0]
 
 
 def test_this_host_says_how_much_memory_it_has():
