@@ -25,6 +25,10 @@ from dsbench.errors import InputError
 from dsbench.parse.progress import phases_of
 from dsbench.records import Arm, Plan
 
+EACH_COMPILATION = "--jit-monitor-verbose"
+TELLS_EACH = ("0.25.1", "0.26.0", "0.32.0", "0.33.0")
+"""Versions whose `vllm serve` has that flag: without it a kernel is told once, so compiling it again would pass unseen.
+It adds work where something is compiled, and nowhere else. Another version might not start with it."""
 SPECULATIVE_CONFIG = ("--speculative-config", "-sc")
 LOOK_S = 0.25
 PROFILE_STOP_S = 2.0
@@ -93,17 +97,31 @@ class Vllm:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self._versions: dict[tuple[str, str | None], str] = {}
 
     def boot(self, arm: Arm, boot_dir: Path) -> VllmServer:
         port = free_port()
         variables = {**QUIET, **boot_environment(arm, boot_dir)}
         ranks = world_size([*self.plan.engine_args, *arm.args])
-        line = [*command(self.plan, arm, port), *_profiler(self.plan, boot_dir)]
+        line = [*command(self.plan, arm, port), *_profiler(self.plan, boot_dir), *self._monitor(arm)]
         # An engine in the middle of its start answers no signal, and what it was started for is on the disk.
         stop_s = (
             min(PROFILE_STOP_S, self.plan.timeouts.stop) if self.plan.until == "profile" else self.plan.timeouts.stop
         )
         return VllmServer(line, variables, boot_dir, stop_s=stop_s, port=port, ranks=ranks)
+
+    def _monitor(self, arm: Arm) -> list[str]:
+        """The flag by which every compilation while serving is told, where this version is known to have it."""
+        given = [part.partition("=")[0].replace("_", "-") for part in (*self.plan.engine_args, *arm.args)]
+        if self.plan.until == "profile" or {EACH_COMPILATION, "--no-jit-monitor-verbose"} & set(given):
+            return []
+        asked = (arm.python or sys.executable, arm.env.get("PYTHONPATH"))
+        if asked not in self._versions:
+            try:
+                self._versions[asked] = look_into(asked[0], arm.env).vllm.partition("+")[0]
+            except InputError:
+                self._versions[asked] = ""  # the boot itself will tell what is wrong there
+        return [EACH_COMPILATION] if self._versions[asked] in TELLS_EACH else []
 
     def read_back(self, arm: Arm, running: Running, url: str | None) -> ReadBack:
         told = read_back_all(running, arm, url)

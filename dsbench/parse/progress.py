@@ -11,7 +11,11 @@ PHASES: dict[str, tuple[str, ...]] = {
 }
 """Phrases of each phase, in the order in which a start usually goes through them."""
 
-COMPILING = (*PHASES["compiling"], *PHASES["capturing"], "Autotuning process starts", "TileLang begins to compile")
+WHILE_SERVING = ("JIT compilation during inference:", "Triton autotuning for function", "Autotuning process starts",
+                 "TileLang begins to compile")  # fmt: skip
+"""What vLLM's monitor of Triton, TileLang and CuTeDSL kernels says, and what the compilers say themselves."""
+
+COMPILING = (*PHASES["compiling"], *PHASES["capturing"], *WHILE_SERVING)
 """What a server that is already measured must not print: it would time the compiler."""
 
 

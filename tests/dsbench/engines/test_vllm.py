@@ -151,6 +151,53 @@ def test_the_command_line(make_plan):
     assert vllm.command(given, arm, 1)[6:8] == ["--seed=5", "--enforce-eager"]
 
 
+@pytest.fixture
+def site(tmp_path):
+    """The path of an environment in which vLLM of a version is installed."""
+
+    def make(version):
+        info = tmp_path / version / f"vllm-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+        return {"PYTHONPATH": str(info.parent)}
+
+    return make
+
+
+def boot_line(plan, arm, tmp_path):
+    """The command line of a boot; the server itself ends at once."""
+    with vllm.Vllm(plan).boot(arm, tmp_path) as server:
+        return list(server.process.args)
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "told"),
+    [
+        *((version, [], True) for version in vllm.TELLS_EACH),
+        ("0.26.0+cu130", [], True),
+        ("0.26.0", ["--no-jit-monitor-verbose"], False),
+        ("0.26.0", ["--jit_monitor_verbose"], False),
+        ("0.99.0", [], False),
+    ],
+)
+def test_every_compilation_is_told_where_a_version_can(version, args, told, make_plan, site, tmp_path):
+    plan = make_plan(engine_args=["org/m", *args])
+    arm = plan.baseline.model_copy(update={"env": site(version)})
+    assert (vllm.EACH_COMPILATION in boot_line(plan, arm, tmp_path)) == told
+
+
+def test_a_boot_to_its_profile_serves_nothing_to_be_told_of(make_plan, site, tmp_path):
+    plan = make_plan(engine_args=["org/m"]).model_copy(update={"until": "profile"})
+    arm = plan.baseline.model_copy(update={"env": site("0.26.0")})
+    assert vllm.EACH_COMPILATION not in boot_line(plan, arm, tmp_path)
+
+
+def test_an_interpreter_that_cannot_be_asked_is_left_to_the_boot(make_plan, tmp_path):
+    plan = make_plan(engine_args=["org/m"])
+    arm = plan.baseline.model_copy(update={"python": "/bin/false"})
+    assert vllm.EACH_COMPILATION not in boot_line(plan, arm, tmp_path)
+
+
 def test_an_environment_without_vllm():
     with pytest.raises(InputError, match="no vllm is installed there"):
         vllm.look_into(sys.executable, {})
