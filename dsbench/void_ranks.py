@@ -14,10 +14,12 @@ Boots = Sequence[BootEvidence]
 
 UNCOMPARED = {"schema", "rank", "pid", "toggles"}
 """Conditions that differ by nature; toggles are compared with the arm's own."""
-OF_A_RANK = UNCOMPARED | {"tp_rank", "device_index"}
+OF_A_RANK = UNCOMPARED | {"tp_rank", "pp_rank", "device_index"}
 """Conditions that differ by nature between the ranks of one boot."""
-OF_ALL_RANKS = ("blocks", "tokens", "max_concurrency", "block_bytes", "source")
+OF_ALL_RANKS = ("blocks", "tokens", "max_concurrency", "source")
 """What of a KV profile is one figure for the whole engine; bytes are each rank's own."""
+OF_A_STAGE = "block_bytes"
+"""What of a KV profile is one figure for the ranks of a pipeline stage: stages may hold layers of other sizes."""
 PARALLEL = ("tp", "pp", "dp")
 
 
@@ -71,9 +73,12 @@ def ranks_agree(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
         ):
             for key in sorted(keys):
                 read = {rank: values[key] for rank, values in sorted(ranks.items()) if values.get(key) is not None}
-                if len({repr(value) for value in read.values()}) > 1:
-                    told = ", ".join(f"rank {rank} {str(value)[:60]}" for rank, value in read.items())
+                if told := _unlike(read):
                     found[f"{what}{key}: {told}"].append(boot.number)
+        for ranks_of_stage in _stages(boot).values():
+            profiles = {rank: boot.kv_profiles[rank].get(OF_A_STAGE) for rank in ranks_of_stage}
+            if told := _unlike({rank: value for rank, value in profiles.items() if value is not None}):
+                found[f"KV {OF_A_STAGE}: {told}"].append(boot.number)
     for told, numbers in found.items():
         yield VoidReason(
             code="ranks-disagree",
@@ -81,6 +86,32 @@ def ranks_agree(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
             mend="start every rank with one configuration and one version, and look for a host that was left behind",
             boots=numbers,
         )
+
+
+def _unlike(read: dict[int, Any]) -> str:
+    """What each rank read, where they do not all read the same."""
+    alike = len({repr(value) for value in read.values()}) <= 1
+    return "" if alike else ", ".join(f"rank {rank} {str(value)[:60]}" for rank, value in read.items())
+
+
+def _stages(boot: BootEvidence) -> dict[int, list[int]]:
+    """Ranks with a KV profile by pipeline stage; those whose stage nobody tells are left out."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for rank in sorted(boot.kv_profiles):
+        stage = _stage(rank, boot.conditions.get(rank, {}))
+        if stage is not None:
+            found[stage].append(rank)
+    return found
+
+
+def _stage(rank: int, values: dict[str, Any]) -> int | None:
+    """As the rank tells it, or by the order of ranks in vLLM: those of a stage side by side, then stages."""
+    tp, pp, told = (values.get(name) for name in ("tp", "pp", "pp_rank"))
+    if pp in (None, 1) or isinstance(told, int):
+        return told if isinstance(told, int) else 0
+    if not (isinstance(tp, int) and isinstance(pp, int) and tp > 0 and pp > 0):
+        return None
+    return rank // tp % pp if values.get("world_size") == tp * pp else None
 
 
 def markers_right(plan: Plan, boots: Boots) -> Iterator[VoidReason]:

@@ -302,3 +302,40 @@ def test_four_ranks_that_agree_are_sound(make_plan, make_records):
     plan = make_plan()
     verdict = judge(plan, in_ranks(make_records(plan), 4))
     assert (verdict.word, verdict.void) == ("improved", [])
+
+
+@pytest.mark.parametrize(
+    ("facts", "unlike", "void"),
+    [
+        ({"tp": 2, "pp": 2, "world_size": 4}, (2, 3), False),  # the second stage, by vLLM's order of ranks
+        ({"tp": 2, "pp": 2, "world_size": 4}, (3,), True),
+        ({"tp": 2, "pp": 2, "world_size": 8}, (3,), False),  # nobody knows the stage
+        ({"tp": 4, "pp": 1, "world_size": 4}, (3,), True),
+        ({"tp": 4}, (2, 3), True),
+    ],
+)
+def test_pages_are_alike_on_the_ranks_of_a_pipeline_stage(make_plan, make_records, facts, unlike, void):
+    plan = make_plan()
+    records = [
+        x.model_copy(update={"values": x.values | facts})
+        if isinstance(x, r.Conditions)
+        else x.model_copy(update={"values": x.values | {"block_bytes": 7}})
+        if isinstance(x, r.KvProfile) and x.rank in unlike
+        else x
+        for x in in_ranks(make_records(plan), 4)
+    ]
+    assert codes(judge(plan, records)) == (["ranks-disagree"] if void else [])
+
+
+def test_a_rank_may_tell_its_pipeline_stage(make_plan, make_records):
+    """Of an engine whose ranks lie in another order."""
+    plan = make_plan()
+    records = [
+        x.model_copy(update={"values": x.values | {"tp": 1, "pp": 2, "pp_rank": x.rank}})
+        if isinstance(x, r.Conditions)
+        else x.model_copy(update={"values": x.values | {"block_bytes": 7 + x.rank}})
+        if isinstance(x, r.KvProfile)
+        else x
+        for x in in_ranks(make_records(plan), 2)
+    ]
+    assert codes(judge(plan, records)) == []
