@@ -31,6 +31,8 @@ LOG_MARGIN = 0.01
 FROM_LOG = ("kv.available_bytes", "kv.blocks", "kv.tokens", "kv.max_concurrency")
 UNKNOWN = "unknown"
 """Speculative method of a running server that counts drafts."""
+LAW_BROKEN_TO, LAW_KEPT_FROM = (0, 26), (0, 32)
+"""Versions of vLLM: with one noise key for a sampled draft and for what replaces it, and with two."""
 ENDPOINTS_DIFFER = ("vllm", "tp", "pp", "dp", "cache_state")
 """Conditions that two running servers may differ in: which server it is, is the factor."""
 
@@ -51,6 +53,8 @@ class Served:
     """Running servers by arm."""
     plugin: bool = True
     """Whether the engine can take toggles."""
+    vllm: str | None = None
+    """Version that is installed where the arms run, unless they name interpreters of their own."""
 
     @property
     def speculative(self) -> str | None:
@@ -131,6 +135,7 @@ class Served:
             notes.append("each server was started once: boots are visits to it, and their spread is not that of starts")
         if not self.speaks_our_tokens:
             notes.append(f"output_law: not-run, it asks in the tokens of our own model and this is {self.engine}")
+            notes += self._law_notes(arms)
         return plan.model_copy(
             update={
                 "engine": self.engine,
@@ -141,6 +146,22 @@ class Served:
                 "notes": notes,
             }
         )
+
+    def _law_notes(self, arms: Sequence[Arm]) -> list[str]:
+        """Whose fault a wrong output law would be: that of vLLM up to 0.26 is wrong in every arm."""
+        if self.engine != "command" and not any(arm.speculates for arm in arms):
+            return []
+        told = {self.vllm} if self.engine == "vllm" else {of.get("version") for of in self.told.values()} or {None}
+        told |= {None for arm in arms if arm.python != self.python}
+        if all(version is not None and _version(version) >= LAW_KEPT_FROM for version in told):
+            return []
+        known = all(version is not None and (0,) < _version(version) <= LAW_BROKEN_TO for version in told)
+        which = f"vLLM {' and '.join(sorted(filter(None, told)))}" if known else "vLLM up to 0.26"
+        here = "in every arm" if known else "in every arm that runs one"
+        return [
+            f"output law: {which} draws a sampled draft, and the token in its place once it is rejected, from one "
+            f"noise key, so sampled output is off the target's law {here}: that is upstream's, not a toggle's"
+        ]
 
     def _arm(self, arm: Arm, exact: bool) -> Arm:
         changes: dict[str, Any] = {
@@ -196,7 +217,7 @@ def read_served(
     if not installed.plugin:
         _no_toggles(toggles, f"--vllm-python {python or where}: without `dsbench-dspark` installed there, vLLM "
                              f"{installed.vllm}")  # fmt: skip
-    return Served(engine, args=args, python=where, env=variables, plugin=installed.plugin)
+    return Served(engine, args=args, python=where, env=variables, plugin=installed.plugin, vllm=installed.vllm)
 
 
 def _no_toggles(toggles: Sequence[str], why: str) -> None:
@@ -238,6 +259,12 @@ def _urls(given: Sequence[str]) -> dict[str, str]:
             "--engine endpoint needs two arms: --a http://... --b http://..., or --endpoint NAME=URL twice"
         )
     return urls
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Major and minor number; (0,) for a text that has none."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0,)
 
 
 def _is_v4(config: dict[str, Any]) -> bool:

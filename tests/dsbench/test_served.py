@@ -156,6 +156,33 @@ def test_arms_at_other_rates_are_told_apart_and_must_declare_them(site, make_rec
     assert codes(asked, lambda arm: before)[0] == []
 
 
+def law_notes(found):
+    return [note for note in found.notes if "noise key" in note]
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.26.0", "0.26.0+cu130"])
+def test_an_output_law_that_upstream_breaks_is_not_laid_on_a_toggle(site, version):
+    found = plan("org/m -sc.method dspark", (site(version),), arms=ARMS)
+    assert any(note.startswith("output_law: not-run") for note in found.notes)
+    (note,) = law_notes(found)
+    assert f"vLLM {version} draws" in note
+    assert note.endswith("off the target's law in every arm: that is upstream's, not a toggle's")
+
+
+@pytest.mark.parametrize("version", ["0.28.0", "unknown"])
+def test_where_the_version_tells_nothing_the_upstream_defect_is_named_as_possible(site, version):
+    (note,) = law_notes(plan("org/m -sc.method dspark", (site(version),), arms=ARMS))
+    assert "vLLM up to 0.26 draws" in note
+    assert "in every arm that runs one: that is upstream's" in note
+
+
+def test_versions_and_arms_that_keep_the_law_get_no_such_note(site, bare):
+    assert law_notes(plan("org/m -sc.method dspark", (site("0.33.0"),), arms=ARMS)) == []
+    assert law_notes(plan("org/m", (site("0.26.0"),), arms=ARMS)) == [], "nothing is drafted"
+    own = (f"a=python={bare}", "b=env=X=2")
+    assert law_notes(plan("org/m -sc.method dspark", (site("0.33.0"),), arms=own)), "an arm's own vLLM was not asked"
+
+
 def test_the_vocabulary_is_the_models_own(site, tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m/config.json").write_text('{"architectures": ["Qwen3ForCausalLM"], "vocab_size": 288}')
