@@ -28,14 +28,22 @@ def decide_exact(change: float, margin: float, better: Better) -> Word:
 
 
 def decide(
-    effect: float, *, margin: float, better: Better, p: float | None, interval: Interval | None, alpha: float
+    effect: float,
+    *,
+    margin: float,
+    better: Better,
+    p: float | None,
+    interval: Interval | None,
+    alpha: float,
+    parted: str = "",
 ) -> Word:
     """For values with noise. `effect`, `margin` and the 90 % `interval` are in the same terms.
 
     improved and regressed need p <= alpha and an effect beyond the margin; equivalent needs the whole interval
-    inside the margin. `p` is None where no test was made, or where it could not have fired at this n.
+    inside the margin. `p` is None where no test was made, or where it could not have fired at this n. `parted` says
+    why a test's direction is not that of the effect; then there is none to claim.
     """
-    if p is not None and p <= alpha and abs(effect) > margin:
+    if p is not None and p <= alpha and abs(effect) > margin and not parted:
         return direction(effect, better)
     if interval is not None and interval.inside(margin):
         return "equivalent"

@@ -70,7 +70,7 @@ def _unblocked(this: Comparison, a: Numbers, b: Numbers, notes: list[str]) -> Ve
     """Mann-Whitney, or with ties the permutation test, over boots that belong to no block."""
     plan, scale = this.plan, _Scale(this, a, b)
     tests = compare_unblocked(scale.a, scale.b, plan.equivalence_confidence)
-    p = tests.p_if_it_fires(plan.alpha)
+    p, parted = tests.p_if_it_fires(plan.alpha), tests.parted(plan.alpha)
     sd, notes = pooled_sd(scale.a, scale.b) if min(len(a), len(b)) >= SPREAD_FROM else None, list(notes)
     if p is None:
         need = boots_to_fire(plan.alpha)
@@ -78,6 +78,8 @@ def _unblocked(this: Comparison, a: Numbers, b: Numbers, notes: list[str]) -> Ve
             f"at {len(a)}+{len(b)} boots the test cannot go below p={tests.smallest_p:.4g}; improved or regressed "
             f"needs {need} an arm"
         )
+    if parted:
+        notes.append(parted)
     target = scale.target(this)
     power: dict[str, Any] = {}
     if sd is not None:
@@ -89,7 +91,7 @@ def _unblocked(this: Comparison, a: Numbers, b: Numbers, notes: list[str]) -> Ve
             "needed_effect": scale.outward(target),
             "needed_unit": "boots an arm",
         }
-    return scale.row(this, tests.difference, tests.interval, p, tests.smallest_p, notes, tests.test, power)
+    return scale.row(this, tests.difference, tests.interval, p, tests.smallest_p, notes, tests.test, power, parted)
 
 
 class _Scale:
@@ -129,6 +131,7 @@ class _Scale:
         notes: list[str],
         test: str,
         more: dict[str, Any],
+        parted: str = "",
     ) -> Verdict:
         bounded = math.isfinite(span.low)
         ends = (self.outward(span.low), self.outward(span.high)) if bounded else None
@@ -140,6 +143,7 @@ class _Scale:
             p=p,
             interval=Interval(*ends, span.attained) if ends else None,
             alpha=this.plan.alpha,
+            parted=parted,
         )
         if word == "inconclusive" and "smallest_effect" not in more:
             notes = [*notes, "no spread to tell the boots needed from: run 4 blocks, or store a floor (dsbench aa)"]

@@ -128,7 +128,16 @@ def _unblocked(table: Table, first: str, second: str, a: Sequence[float], b: Seq
     tests = compare_unblocked(a, b, CONFIDENCE, table.test or "")
     margin = table.practical_margin or 0.0
     p = tests.p_if_it_fires(table.alpha)
-    word = decide(tests.difference, margin=margin, better=table.better, p=p, interval=tests.interval, alpha=table.alpha)
+    parted = tests.parted(table.alpha)
+    word = decide(
+        tests.difference,
+        margin=margin,
+        better=table.better,
+        p=p,
+        interval=tests.interval,
+        alpha=table.alpha,
+        parted=parted,
+    )
     beside = welch(a, b)
     sd = pooled_sd(a, b)
     wanted = effects(table, tests.difference)
@@ -159,7 +168,7 @@ def _unblocked(table: Table, first: str, second: str, a: Sequence[float], b: Seq
     }
     n = f"{len(a)}+{len(b)} {table.replicate}s"
     line = _line(table, second, first, word, figures, tests.interval, n)
-    return Compared(second, word, tests.difference, p, figures, line)
+    return Compared(second, word, tests.difference, p, figures, line, [f"Not claimed: {parted}."] if parted else [])
 
 
 def _blocked(
@@ -251,7 +260,7 @@ def _corrected(table: Table, compared: list[Compared]) -> list[Compared]:
         figures = {**one.figures, "p_holm": holm_p}
         if one.word == "improved" and holm_p is not None and holm_p > table.alpha:
             note = f"Improved alone; Holm over {len(tested)} claims gives p={holm_p:.2g}, so inconclusive."
-            result.append(replace(one, word="inconclusive", figures=figures, notes=[note]))
+            result.append(replace(one, word="inconclusive", figures=figures, notes=[*one.notes, note]))
         else:
             result.append(replace(one, figures=figures))
     return result

@@ -70,7 +70,9 @@ def _verdict(used: dict[str, list[float]]) -> str:
         return "inconclusive"
     tests = compare_unblocked(arms[0], arms[1], 0.90)
     p = tests.p_if_it_fires(ALPHA)
-    return decide(tests.difference, margin=0.0, better="up", p=p, interval=tests.interval, alpha=ALPHA)
+    return decide(
+        tests.difference, margin=0.0, better="up", p=p, interval=tests.interval, alpha=ALPHA, parted=tests.parted(ALPHA)
+    )
 
 
 class _Swing(Input):
@@ -86,7 +88,7 @@ def kv_swing_between_boots(content: Any) -> Answer:
     tests = compare_unblocked(given.A, given.B, 0.90)
     p = tests.p_if_it_fires(ALPHA)
     delta = fmean(given.B) - fmean(given.A)
-    word = decide(delta, margin=0.0, better="up", p=p, interval=tests.interval, alpha=ALPHA)
+    word = decide(delta, margin=0.0, better="up", p=p, interval=tests.interval, alpha=ALPHA, parted=tests.parted(ALPHA))
     figures = {
         "range_gib": high - low,
         "b_inside_range_of_a": inside,

@@ -58,6 +58,25 @@ class TwoSamples:
         """None where the test cannot reach `alpha` at this n: such a test is not reported as one."""
         return self.p if self.smallest_p <= alpha else None
 
+    def parted(self, alpha: float) -> str:
+        """Why a Mann-Whitney p of at most `alpha` says nothing of the means; '' where it does, or where none was met.
+
+        U counts pairs of boots, and a few wild ones can take the means the other way. Pairs and means agree if the
+        median of the pairs' differences (the Hodges-Lehmann shift) has the sign of the difference of the means, and
+        the interval of the latter lies on that side of 0.
+        """
+        p = self.p_if_it_fires(alpha)
+        if self.test != MANN_WHITNEY or p is None or p > alpha:
+            return ""
+        side = 1.0 if self.difference > 0 else -1.0
+        pairs = f"ranks and means disagree (an outlier?): the candidate is higher in {self.u_b:g} of "
+        pairs += f"{self.n_a * self.n_b} pairs, but "
+        if side * (self.u_b - self.u_a) <= 0:
+            return f"{pairs}its mean is {'higher' if self.difference > 0 else 'lower'}"
+        if min(side * self.interval.low, side * self.interval.high) <= 0:
+            return f"{pairs}the interval of the difference of the means holds 0"
+        return ""
+
 
 def compare_unblocked(a: Sequence[float], b: Sequence[float], confidence: float, declared: str = "") -> TwoSamples:
     """Compare two arms' boots. `declared` may name the permutation test; otherwise ties choose it.

@@ -194,3 +194,21 @@ def test_samples_without_blocks(make_plan, make_records, factor, spread, blocks,
         assert decode.needed_unit == "boots an arm"
         assert decode.blocks_needed > 4
         assert decode.smallest_effect > 0.02
+
+
+def test_a_wild_boot_makes_ranks_and_means_disagree(make_plan, make_records):
+    """All candidate boots but one are faster than any of the baseline; the mean says a loss, and none is claimed."""
+    plan = unblocked(make_plan(blocks=8))
+    of_arm = {
+        arm.name: [b.number for b in plan.boots if (b.arm, b.phase) == (arm.name, "measured")] for arm in plan.arms
+    }
+
+    def reading(boot, metric):
+        if metric != "decode.tps.c1" or boot.phase != "measured":
+            return None
+        place = of_arm[boot.arm].index(boot.number)
+        return 100.0 + place if boot.arm != CANDIDATE else 1.0 if place == 7 else 110.0 + place
+
+    decode = row(judge(plan, make_records(plan, reading)), "decode.tps.c1")
+    assert (decode.word, decode.p <= 0.05, decode.delta < 0) == ("inconclusive", True, True)
+    assert any("ranks and means disagree" in note for note in decode.notes)

@@ -176,6 +176,17 @@ def test_blocks_are_paired():
     assert verdict.figures["p"] == pytest.approx(2 / 2**8)
 
 
+@pytest.mark.parametrize("up", [True, False])
+def test_a_wild_boot_makes_ranks_and_means_disagree(up):
+    """Seven of eight boots are above all of the baseline: no loss to claim, and no gain of the mean either."""
+    arms = {"base": {"boots": list(range(100, 108))}, "cand": {"boots": [110, 111, 112, 113, 114, 115, 116, 1]}}
+    verdict = judged(table(arms=arms, conditions={}, practical_margin=2.0, higher_is_better=up))
+    assert (verdict.word, verdict.figures["p"] <= 0.05) == ("inconclusive", True)
+    assert "higher in 56 of 64 pairs, but its mean is lower" in verdict.lines[0]
+    arms["cand"]["boots"][-1] = 117
+    assert judged(table(arms=arms, conditions={}, higher_is_better=up)).word == ("improved" if up else "regressed")
+
+
 def test_cold_boots_are_left_out_and_said():
     content = table()
     content["arms"]["on"] |= {"compile_cache": ["cold", "warm", "warm", None]}
