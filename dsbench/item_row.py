@@ -10,9 +10,9 @@ from typing import Any
 from scipy.stats import norm
 
 from dsbench.comparison import Comparison
-from dsbench.decide import decide, decide_exact
+from dsbench.decide import Better, decide, direction
 from dsbench.errors import InputError
-from dsbench.records import Observation, Value, Verdict
+from dsbench.records import Observation, Value, Verdict, Word
 from dsbench.stats.items import MCNEMAR, Paired, compare_items
 from dsbench.stats.power import POWER, blocks_needed, smallest_effect, smallest_share
 
@@ -33,7 +33,8 @@ def compare_by_item(
         "n_candidate": len(items),
         "test": "equality" if this.metric.margin == 0 else "",
     }
-    lost = [item for item in unstable_b if not tokens and _share(b[item]) < _share(a[item])]
+    better = this.metric.better
+    lost = [item for item in unstable_b if not tokens and _is_loss(_share(b[item]) - _share(a[item]), better)]
     if this.metric.margin == 0 and not unstable_a and unstable_b and not lost:
         notes = [f"not deterministic: its boots differ on {_some(unstable_b)}"]
         return this.row("regressed", **counts, notes=notes)
@@ -41,7 +42,7 @@ def compare_by_item(
         # What the baseline does repeat is still owed.
         unsteady = set(unstable_a)
         steady = [item for item in items if item not in unsteady]
-        if lost := [item for item in steady if _worse(a[item], b[item], tokens)]:
+        if lost := [item for item in steady if _worse(a[item], b[item], tokens, better)]:
             return this.row("regressed", **counts, notes=[f"lost items that the baseline repeats: {_some(lost)}"])
     if tokens and unstable_a:
         return this.row("inconclusive", **counts, notes=[f"the baseline's own boots differ on {_some(unstable_a)}"])
@@ -61,11 +62,11 @@ def compare_by_item(
         "n_candidate": paired.items,
     }
     changed = [item for item in items if score_b[item] != score_a[item]]
-    notes = [f"gained {paired.gained}, lost {paired.lost}: {_some(changed)}"] if changed else []
-    notes += [] if tokens else _told(candidate, [item for item in changed if score_b[item] < score_a[item]])
+    lost = [item for item in changed if _is_loss(score_b[item] - score_a[item], better)]
+    notes = [f"gained {len(changed) - len(lost)}, lost {len(lost)}: {_some(changed)}"] if changed else []
+    notes += [] if tokens else _told(candidate, lost, better)
     if this.metric.margin == 0 and not unstable_a:
-        change = -paired.lost or paired.gained
-        word = decide_exact(change, 0, "up" if this.metric.better != "same" else "same")
+        word: Word = "regressed" if lost else "improved" if changed else "equivalent"
         return this.row(word, **fields, test="equality", notes=notes)
     fires = paired.smallest_p <= this.plan.alpha
     word = decide(
@@ -119,11 +120,16 @@ def _power(this: Comparison, paired: Paired) -> dict[str, Any]:
     }
 
 
-def _worse(baseline: Sequence[Value], candidate: Sequence[Value], tokens: bool) -> bool:
-    """Whether an item that the baseline repeats is lost: other tokens, or fewer right answers."""
+def _is_loss(change: float, better: Better) -> bool:
+    """Whether an item's score got worse, as its metric counts: replies that are cut off are lost where more are."""
+    return bool(change) and direction(change, better) == "regressed"
+
+
+def _worse(baseline: Sequence[Value], candidate: Sequence[Value], tokens: bool, better: Better) -> bool:
+    """Whether an item that the baseline repeats is lost: other tokens, or a worse score."""
     if tokens:
         return any(value != baseline[0] for value in candidate)
-    return _share(candidate) < _share(baseline)
+    return _is_loss(_share(candidate) - _share(baseline), better)
 
 
 def _repeats(values: Sequence[Value]) -> bool:
@@ -154,9 +160,10 @@ def _by_item(observed: Mapping[int, list[Observation]]) -> dict[str, list[Value]
     return found
 
 
-def _told(observed: Mapping[int, list[Observation]], items: Sequence[str]) -> list[str]:
-    """What the engine gave for the first of some items where it was wrong."""
-    wrong = (o for seen in observed.values() for o in seen if o.item in items[:1] and o.value == 0 and o.text)
+def _told(observed: Mapping[int, list[Observation]], items: Sequence[str], better: Better) -> list[str]:
+    """What the engine gave for the first of some lost items, in a boot that lost it."""
+    worst = 1 if better == "down" else 0
+    wrong = (o for seen in observed.values() for o in seen if o.item in items[:1] and o.value == worst and o.text)
     return [f"{o.item} in boot {o.boot}: {' '.join(o.text.split())[:120]}" for o in wrong if o.text][:1]
 
 
