@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,6 +63,24 @@ def test_tango_covers():
     spans = [tango_interval(int(g), int(x), n, 0.90) for g, x, _ in draws]
     covered = sum(s.low <= p_gain - p_loss <= s.high for s in spans) / runs
     assert covered > 0.88
+
+
+def size_of_equivalence(n, margin, flips):
+    """Exact chance that n items are called equivalent of which the margin is lost, when `flips` of them differ."""
+    total = 0.0
+    for k in range(int(binom.isf(1e-6, n, flips)) + 1):
+        inside = [tango_interval(k - lost, lost, n, 0.90).inside(margin) for lost in range(k + 1)]
+        total += binom.pmf(k, n, flips) * (inside @ binom.pmf(range(k + 1), k, (flips + margin) / 2 / flips))
+    return total
+
+
+def test_the_page_of_verdicts_says_how_far_the_score_interval_is_from_exact():
+    """A score interval keeps its level on average, not at its worst: where all that flips is the loss itself."""
+    worst = max(size_of_equivalence(n, margin, margin) for n, margin in ((268, 0.01), (134, 0.02), (135, 0.02)))
+    assert 0.05 < worst < 0.07
+    page = (Path(__file__).parents[3] / "docs/verdicts.md").read_text()
+    assert f"of items in about 5 %, and up to {100 * worst:.1f} % where hardly any flips" in page
+    assert size_of_equivalence(400, 0.02, 0.04) < 0.05
 
 
 def test_pairs_are_made_by_item_not_by_order():
