@@ -17,6 +17,8 @@ from dsbench.parse.lines import LONGEST, Line, number_word, read_lines
 from impl.engine.acceptance import AcceptanceCounts
 
 UNKNOWN = "unknown"
+MOST_PAIRED = 64
+"""Boots of one file that are compared two by two: 64 are 2,016 pairs, and ten times as many a hundred times as much."""
 
 _PAGE = re.compile(r"(?m)^(?:# SNAPSHOT |# (?:TYPE|HELP) |vllm:\w+(?:\{[^\n]{0,2000}\})? [0-9.eE+-]+$)")
 
@@ -187,21 +189,36 @@ def _between(boots: Sequence[Boot]) -> dict[str, Any]:
             count = number_word(len(boots))
             found["ambiguous"] = f"{count} builds in one file: report {count} boots, never the larger or the last one"
         return found
+    flags: list[str] = []
+    if len(named) <= MOST_PAIRED:
+        found |= _pairs(named)
+        flags = _apart(named)
+    else:
+        flags.append(f"{len(named)} boots: pairs are compared in files of at most {MOST_PAIRED}")
+    if len({boot.label for boot in named}) == len(named):
+        flags.append("one boot each: no verdict")
+    return {**found, "flags": flags}
+
+
+def _pairs(named: Sequence[Boot]) -> dict[str, Any]:
+    """Boots of one limit, two by two, and how much more KV memory the second has."""
     pairs = [(a, b) for a, b in combinations(named, 2) if a.max_model_len == b.max_model_len]
-    found["token_comparable_pairs"] = [[a.label, b.label] for a, b in pairs]
+    found: dict[str, Any] = {"token_comparable_pairs": [[a.label, b.label] for a, b in pairs]}
     for a, b in pairs:
         if a.kv_gib and b.kv_gib and a.label and b.label:
             delta = min(b.kv_gib.values()) - min(a.kv_gib.values())
             found[f"delta_gib_{b.label.split()[-1]}_minus_{a.label.split()[-1]}"] = round(delta, 6)
+    return found
+
+
+def _apart(named: Sequence[Boot]) -> list[str]:
+    """A flag for boots of one speculation whose limits differ."""
     apart = [
         f"{str(a.label).split()[-1]} against {str(b.label).split()[-1]}"
         for a, b in combinations(named, 2)
         if a.speculative_tokens == b.speculative_tokens and a.max_model_len != b.max_model_len
     ]
-    flags = [f"{' and '.join(apart)} differ in max_model_len: compare GiB, not tokens"] if apart else []
-    if len({boot.label for boot in named}) == len(named):
-        flags.append("one boot each: no verdict")
-    return {**found, "flags": flags}
+    return [f"{' and '.join(apart)} differ in max_model_len: compare GiB, not tokens"] if apart else []
 
 
 def health_json(health: Health) -> dict[str, Any]:

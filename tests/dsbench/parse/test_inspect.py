@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsbench.parse.inspect import inspect
+from dsbench.parse.inspect import MOST_PAIRED, inspect
 from dsbench.parse.lines import LONGEST, read_lines
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -53,6 +53,38 @@ def test_a_known_shape(path):
     found = json.loads(json.dumps(inspect(path.read_text(encoding="utf-8"))))
     assert found["shape"] == ("metrics" if path.suffix == ".prom" else "log")
     assert differences(found, expected) == []
+
+
+BOOT = """\
+===== serve {0}: no spec, max-model-len {1} =====
+(Worker_TP0_EP0 pid={0}) INFO 05-13 05:46:54 [gpu_worker.py:462] Available KV cache memory: {2} GiB
+(EngineCore pid=25) INFO 05-13 05:46:54 [kv_cache_utils.py:1710] GPU KV cache size: 445,969 tokens
+(EngineCore pid=25) INFO 05-13 05:46:54 [kv_cache_utils.py:1711] Maximum concurrency for {1} tokens per request: 6.80x
+"""
+
+
+def boots_of(count, limits=(65_536,)):
+    named = (BOOT.format(f"b{n}", f"{limits[n % len(limits)]:,}", 20 + n / 100) for n in range(count))
+    return inspect("".join(named))
+
+
+def test_up_to_so_many_boots_every_pair_is_compared():
+    found = boots_of(MOST_PAIRED)
+    assert len(found["token_comparable_pairs"]) == MOST_PAIRED * (MOST_PAIRED - 1) // 2
+    assert found["delta_gib_b1_minus_b0"] == found["delta_gib_b63_minus_b62"] == 0.01
+    assert found["flags"] == ["one boot each: no verdict"]
+    two = boots_of(4, (65_536, 32_768))
+    assert two["flags"][0].endswith("differ in max_model_len: compare GiB, not tokens")
+
+
+@pytest.mark.parametrize("limits", [(65_536,), (65_536, 32_768)])
+def test_more_boots_cost_as_much_more_and_no_more_than_that(limits):
+    found, twice = boots_of(400, limits), boots_of(800, limits)
+    assert len(twice["boots"]) == 800
+    assert not [key for key in twice if key.startswith(("delta_gib", "token_comparable"))]
+    assert twice["flags"] == [f"800 boots: pairs are compared in files of at most {MOST_PAIRED}",
+                              "one boot each: no verdict"]  # fmt: skip
+    assert len(json.dumps(twice)) < 2.1 * len(json.dumps(found))
 
 
 UNKNOWN = [
