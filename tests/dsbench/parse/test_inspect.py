@@ -4,14 +4,19 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsbench.cli.inspect import inspect as command
 from dsbench.parse.inspect import MOST_PAIRED, inspect
 from dsbench.parse.lines import LONGEST, read_lines
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 CASES = sorted([*(DATA / "logs").glob("*.log"), *(DATA / "metrics").glob("*.prom")])
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "cases"
+"""The cases themselves, of which `DATA` has copies; beside a checkout, and not part of one."""
+EXPECTED = sorted(path for kind in ("logs", "metrics") for path in (SHARED / kind).glob("*.expected.json"))
 FOR_PEOPLE = ("why", "flags", "notes")
 
 
@@ -53,6 +58,23 @@ def test_a_known_shape(path):
     found = json.loads(json.dumps(inspect(path.read_text(encoding="utf-8"))))
     assert found["shape"] == ("metrics" if path.suffix == ".prom" else "log")
     assert differences(found, expected) == []
+
+
+@pytest.mark.skipif(not EXPECTED, reason="no folder shared/cases beside this checkout")
+def test_the_shared_cases_are_all_asked():
+    inputs = {path for kind in ("logs", "metrics") for path in (SHARED / kind).iterdir() if path.suffix != ".json"}
+    assert {path.with_suffix("") for path in inputs} == {path.with_suffix("").with_suffix("") for path in EXPECTED}
+    assert len(EXPECTED) == len(inputs) >= 35
+
+
+@pytest.mark.parametrize("path", EXPECTED, ids=lambda path: path.name.removesuffix(".expected.json"))
+def test_a_shared_case(path):
+    """What `dsbench inspect --json` prints of an input, against the answer beside it."""
+    stem = path.name.removesuffix(".expected.json")
+    (given,) = [other for other in path.parent.glob(f"{stem}.*") if other.suffix != ".json"]
+    ran = CliRunner().invoke(command, [str(given), "--json"], standalone_mode=False)
+    assert ran.exception is None, ran.output
+    assert differences(json.loads(ran.output), json.loads(path.read_text(encoding="utf-8"))) == []
 
 
 BOOT = """\
