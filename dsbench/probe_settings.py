@@ -123,18 +123,29 @@ class IdentityProbe(ProbeTable):
 
 
 class AcceptanceProbe(ProbeTable):
-    """Counts what the drafts did on fixed prompts, prose and structured text apart, greedy and sampled."""
+    """Counts what the drafts did on fixed prompts, prose, structured text and random ids apart, greedy and sampled."""
 
     in_warmup: ClassVar[bool] = False
 
-    prose: list[Text] = Field(min_length=1)
-    structured: list[Text] = Field(min_length=1)
+    prose: list[Text] = Field(default=[])
+    structured: list[Text] = Field(default=[])
+    lengths: list[Tokens] = Field(default=[])
+    """Prompts of so many random token ids, drawn by the plan's seed, for engines without a tokenizer."""
     tokens: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = 48
     """Most tokens of a request; the first comes without a draft."""
     samples: Count = 4
     """Requests a prompt at temperature 1, each with its own seed; one at temperature 0."""
     together: AtOnce = 4
     """Requests at one time."""
+
+    @model_validator(mode="after")
+    def _prompts(self) -> AcceptanceProbe:
+        if not (self.prose and self.structured) and (self.prose or self.structured or not self.lengths):
+            raise ValueError("give prose and structured, or lengths")
+        return self
+
+    def longest(self) -> int:
+        return max(self.lengths) + self.tokens if self.lengths else 0
 
     def metrics(self) -> list[str]:
         return ["accept.rate", "accept.length", "accept.per_position", "accept.conditional"]

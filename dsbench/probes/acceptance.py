@@ -1,9 +1,10 @@
 """Acceptance: what the drafts did on fixed prompts, from the differences of the server's counters.
 
-Prompts: prose and structured text of the suite, greedy and at temperature 1 with seeds. Settings: tokens, samples,
-together. A length is 1 + accepted / drafts, at most K + 1 with K drafts a round; every position up to K is an item
-`prose t=1 k0`. Counters that cannot be true fail the probe; acceptance that is too good to be true is judged by
-dsbench/sanity.py. Failure looks like a position whose rate falls, or rises to where nothing is ever rejected.
+Prompts: prose and structured text of the suite, or random token ids where the engine has no tokenizer, greedy and at
+temperature 1 with seeds. Settings: tokens, samples, together. A length is 1 + accepted / drafts, at most K + 1 with K
+drafts a round; every position up to K is an item `prose t=1 k0`. Counters that cannot be true fail the probe; acceptance
+that is too good to be true is judged by dsbench/sanity.py. Failure looks like a position whose rate falls, or rises to
+where nothing is ever rejected.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from dsbench.parse.prometheus import acceptance as counted
 from dsbench.probes.boot import Boot, ProbeFailed, Reading
 from impl.engine.acceptance import AcceptanceCounts
 
+Prompt = str | list[int]
 GREEDY = "greedy"
 SAMPLED = "t=1"
 KINDS = ("prose", "structured")
+"""Of text."""
+RANDOM = "random"
 
 GENERATED = "vllm:generation_tokens"
 SETTLE_S = 2.0
@@ -28,15 +32,19 @@ SETTLE_S = 2.0
 
 
 async def run(boot: Boot) -> AsyncIterator[Reading]:
-    """Ratios by item: kind of text and temperature, with the position `k0`, `k1`, ... where there is one.
+    """Ratios by item: kind of prompt and temperature, with the position `k0`, `k1`, ... where there is one.
 
-    `raw` holds both counts of each ratio. Boots of one block use the same seeds.
+    `raw` holds both counts of each ratio. Boots of one block use the same seeds, all boots the same prompts.
     """
     config = boot.plan.probes.acceptance
     assert config is not None
     rng = random.Random(f"acceptance {boot.plan.seed} {boot.planned.block}")
-    for kind in KINDS:
-        prompts: Sequence[str] = getattr(config, kind)
+    kinds: dict[str, Sequence[Prompt]] = {kind: getattr(config, kind) for kind in KINDS}
+    if config.lengths:
+        kinds[RANDOM] = random_prompts(config.lengths, boot.vocab_size, boot.plan.seed)
+    for kind, prompts in kinds.items():
+        if not prompts:
+            continue
         for temperature, name, repeats in ((0.0, GREEDY, 1), (1.0, SAMPLED, config.samples)):
             jobs = [(prompt, rng.getrandbits(32)) for prompt in prompts for _ in range(repeats)]
             counts = await _measure(boot, jobs, config.tokens, config.together, temperature)
@@ -44,8 +52,14 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
                 yield reading
 
 
+def random_prompts(lengths: Sequence[int], vocab_size: int, seed: int) -> list[list[int]]:
+    """A prompt of token ids of each length, the same in every boot of a plan with this seed."""
+    rng = random.Random(f"acceptance ids {seed}")
+    return [rng.choices(range(vocab_size), k=length) for length in lengths]
+
+
 async def _measure(
-    boot: Boot, jobs: list[tuple[str, int]], tokens: int, together: int, temperature: float
+    boot: Boot, jobs: list[tuple[Prompt, int]], tokens: int, together: int, temperature: float
 ) -> AcceptanceCounts:
     """Run the requests, at most `together` at a time, and read the counters around them."""
     waiting, generated = list(reversed(jobs)), 0

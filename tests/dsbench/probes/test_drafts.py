@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from dsbench.engines.client import Client
+from dsbench.errors import InputError
 from dsbench.plan import plan_experiment
 from dsbench.probes import acceptance, output_law
 from dsbench.probes.boot import Boot, ProbeFailed
@@ -82,8 +83,8 @@ class Engine:
         return "\n".join(lines) + "\n"
 
 
-def run(module, engine, number=1):
-    plan = plan_experiment(["draft_logits_persistent=off"], SUITE, PICO, controls=True)
+def run(module, engine, number=1, suite=SUITE, seed=0):
+    plan = plan_experiment(["draft_logits_persistent=off"], suite, PICO, controls=True, seed=seed)
     client = Client("http://engine", "pico", 5)
     client._http = httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(engine))
     boot = Boot(plan, plan.boots[number - 1], client, {}, {})
@@ -111,6 +112,54 @@ def test_acceptance_counts_each_kind_and_temperature_apart():
     assert readings["accept.conditional", "structured t=1 k1"].raw == [0, 30]
     assert {b["ignore_eos"] for b in engine.bodies} == {False}
     assert max(running for running, _ in engine.at_once) == 2
+
+
+def of_ids(texts="", lengths="lengths = [5, 9]", seed=0):
+    """Bodies and readings of a suite that asks in random token ids."""
+    asked = f"""
+name = "ids"
+summary = "s"
+blocks = 2
+warmup_boots = 0
+[probes.acceptance]
+{texts}
+{lengths}
+tokens = 11
+samples = 3
+together = 1
+[probes.output_law]
+prompts = ["a"]
+"""
+    engine = Engine()
+    readings = run(acceptance, engine, suite=parse_suite(asked, "ids.toml"), seed=seed)
+    return engine.bodies, {(r.metric, r.item): r for r in readings}
+
+
+def test_acceptance_asks_in_token_ids_where_there_is_no_tokenizer():
+    bodies, readings = of_ids()
+    first, second = bodies[0]["prompt"], bodies[1]["prompt"]
+    assert (len(first), len(second)) == (5, 9)
+    assert all(0 <= token < PICO.vocab_size for token in first + second)
+    assert [(b["prompt"], b["temperature"]) for b in bodies] == [
+        (first, 0), (second, 0), *[(first, 1)] * 3, *[(second, 1)] * 3
+    ]  # fmt: skip
+    assert {item.split(" k")[0] for _, item in readings} == {"random greedy", "random t=1"}
+    assert readings["accept.rate", "random t=1"].raw == [60, 120]
+    assert [b["prompt"] for b in of_ids()[0]] == [b["prompt"] for b in bodies]
+    assert [b["prompt"] for b in of_ids(seed=1)[0]] != [b["prompt"] for b in bodies]
+
+
+def test_texts_are_asked_as_they_were_with_ids_beside_them():
+    texts = 'prose = ["a", "b"]\nstructured = ["c"]'
+    alone, beside = of_ids(texts, lengths="")[0], of_ids(texts)[0]
+    assert alone == beside[: len(alone)]
+    assert [type(b["prompt"]) for b in beside[len(alone) :]] == [list] * 8
+
+
+@pytest.mark.parametrize(("texts", "lengths"), [("", ""), ('prose = ["a"]', ""), ('prose = ["a"]', "lengths = [5]")])
+def test_acceptance_without_prompts_is_refused(texts, lengths):
+    with pytest.raises(InputError, match="give prose and structured, or lengths"):
+        of_ids(texts, lengths)
 
 
 def test_acceptance_waits_for_counters_that_come_late():
