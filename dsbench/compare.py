@@ -20,8 +20,8 @@ from dsbench.stats.exact import compare_exact
 from dsbench.tests_row import compare_tests
 
 LEAST_BOOTS = 2
-"""Boots an arm from which exact and item metrics can be judged: one boot cannot show that it repeats."""
-ONE_BOOT = "one boot an arm: nothing shows that it repeats; exact and item metrics need 2"
+"""Boots an arm from which exact, item and draft metrics can be judged: one boot cannot show that it repeats."""
+ONE_BOOT = "one boot an arm: nothing shows that it repeats; exact, item and draft metrics need 2"
 
 
 def compare(
@@ -39,7 +39,8 @@ def compare(
         return _undecided(tests) if few else tests
     blocks = {boot.number: boot.planned.block for boot in boots}
     if metric.kind == "counter-ratio":
-        return compare_ratios(this, baseline, candidate, blocks)
+        ratios = compare_ratios(this, baseline, candidate, blocks)
+        return _undecided(ratios) if few else ratios
     if any(o.value is None for seen in (*baseline.values(), *candidate.values()) for o in seen):
         return this.row("inconclusive", notes=["unknown on this platform"])
     if metric.kind == "item":

@@ -86,7 +86,7 @@ def test_an_exact_metric_judged_as_a_sample_can_still_be_improved(verdict_of):
 def test_one_boot_an_arm_decides_nothing(verdict_of):
     primary = row(verdict_of(blocks=1), PRIMARY)
     assert primary.word == "inconclusive"
-    assert primary.notes == ["one boot an arm: nothing shows that it repeats; exact and item metrics need 2"]
+    assert primary.notes == ["one boot an arm: nothing shows that it repeats; exact, item and draft metrics need 2"]
 
 
 def test_unknown_is_not_fine(verdict_of):
