@@ -68,8 +68,12 @@ def blocks_within(plan: Plan, boot_seconds: float, budget: float) -> int:
 def bought(plan: Plan, blocks: int, time: BootTime | None) -> Bought:
     """The price of so many blocks of a plan, and what its floors say could be seen with them."""
     boots = boots_of(plan, blocks)
-    samples = {m.key for m in plan.metrics if m.kind == "sample"}
-    visible = {f.metric: f.visible(blocks, plan.alpha) for f in plan.floors if f.metric in samples and f.relative}
+    margins = {m.key: m.margin for m in plan.metrics if m.kind == "sample" and not m.absolute}
+    visible = {
+        f.metric: f.visible(blocks, plan.alpha, margins[f.metric])
+        for f in plan.floors
+        if f.metric in margins and f.relative
+    }
     return Bought(blocks, boots, boots * time.seconds if time else None, visible)
 
 

@@ -66,7 +66,8 @@ class Floor(_Noun):
     """Root mean square of the differences between the two boots of a block: what a comparison is up against. Their
     true mean is known to be 0, so what they are off by counts as noise."""
     smallest_effect: float | None = None
-    """Smallest change seen with 80 % power at this many blocks; None if so few could see none, 0 if any would show."""
+    """Smallest change beyond the metric's margin called with 80 % power at this many blocks, where it is tested alone;
+    None if so few could call none, 0 if any would show."""
 
     def noise(self, blocks: int) -> float:
         """What 95 % of A/A experiments of so many blocks stay below; no claim is made below it."""
@@ -74,11 +75,13 @@ class Floor(_Noun):
 
         return float(student.isf(0.025, self.blocks) * self.paired / math.sqrt(blocks)) if self.paired else 0.0
 
-    def visible(self, blocks: int, alpha: float) -> float | None:
-        """Smallest change seen with 80 % power; None if no change could be, 0 where all boots read the same."""
+    def visible(self, blocks: int, alpha: float, margin: float) -> float | None:
+        """Smallest change called with 80 % power by a test of this metric alone; None if none could be, the margin
+        where all boots read the same. The margin is a fraction where `relative`, else in the unit."""
         from dsbench.stats.power import smallest_effect
 
-        return smallest_effect(self.paired, blocks, alpha) if self.paired else 0.0
+        least = math.log1p(margin) if self.relative else margin
+        return smallest_effect(self.paired, blocks, alpha, max(least, self.noise(blocks))) if self.paired else least
 
 
 class Floors(_Noun):
@@ -190,7 +193,8 @@ def _floor(plan: Plan, boots: Sequence[BootEvidence], metric: Metric, rank: int 
         drift_p=p,
         paired=math.sqrt(fmean(step * step for step in steps)),
     )
-    return floor.model_copy(update={"smallest_effect": floor.visible(len(pairs), plan.alpha)})
+    margin = metric.margin if relative or metric.absolute else metric.margin * abs(floor.centre)
+    return floor.model_copy(update={"smallest_effect": floor.visible(len(pairs), plan.alpha, margin)})
 
 
 def _step(x: float, y: float, relative: bool) -> float:

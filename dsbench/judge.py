@@ -211,7 +211,7 @@ def _boot_notes(plan: Plan, boots: Sequence[BootEvidence]) -> list[str]:
     if repeated:
         notes.append(f"{REPEATED} an interruption: {', '.join(map(str, repeated))}")
     if killed := [f"{boot.number} ({signal_named(boot.killed_by)})" for boot in boots if boot.killed_by]:
-        notes.append(f"{REPEATED} their engine was killed: {', '.join(sorted(killed))}")
+        notes.append(f"{REPEATED} their engine was killed: {', '.join(dict.fromkeys(killed))}")
     return notes
 
 

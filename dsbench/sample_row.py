@@ -9,6 +9,7 @@ from typing import Any
 
 from dsbench.comparison import Comparison, Numbers
 from dsbench.decide import decide
+from dsbench.floors import Floor
 from dsbench.records import Verdict
 from dsbench.stats.power import (
     blocks_needed,
@@ -52,8 +53,9 @@ def _blocked(this: Comparison, a: Numbers, b: Numbers, notes: list[str]) -> Verd
     if p is None:
         need = blocks_to_fire(plan.alpha)
         notes.append(f"at {n} blocks the test cannot go below p={least:.4g}; improved or regressed needs {need}")
-    if sd is None and (floor := _floor(this, scale.logs)) is not None:
-        sd = floor
+    floor = _floor(this, scale.logs)
+    if sd is None and floor is not None:
+        sd = floor.paired
         notes.append("spread of the blocks from the stored floor")
     target = scale.target(this)
     power: dict[str, Any] = {}
@@ -63,7 +65,11 @@ def _blocked(this: Comparison, a: Numbers, b: Numbers, notes: list[str]) -> Verd
             "blocks_needed": blocks_needed(target, sd, plan.alpha),
             "needed_effect": scale.outward(target),
         }
-    return scale.row(this, fmean(steps), span, p, least, notes, "sign-flip over blocks", {"blocks": n, **power})
+    row = scale.row(this, fmean(steps), span, p, least, notes, "sign-flip over blocks", {"blocks": n, **power})
+    if floor is not None and row.word in ("improved", "regressed") and abs(fmean(steps)) <= floor.noise(n):
+        told = f"{row.word} by its blocks alone, and no claim: A/A experiments of {n} blocks move as far (the floor)"
+        row = row.model_copy(update={"word": "inconclusive", "notes": [*row.notes, told]})
+    return row
 
 
 def _unblocked(this: Comparison, a: Numbers, b: Numbers, notes: list[str]) -> Verdict:
@@ -167,11 +173,11 @@ class _Scale:
         )
 
 
-def _floor(this: Comparison, logs: bool) -> float | None:
-    """Spread of the differences inside blocks, from the floor that the plan holds."""
+def _floor(this: Comparison, logs: bool) -> Floor | None:
+    """The A/A spread of the differences inside blocks on this machine that the plan holds."""
     for floor in this.plan.floors:
         if (floor.metric, floor.relative) == (this.metric.key, logs) and floor.rank in (this.rank, None):
-            return floor.paired
+            return floor
     return None
 
 

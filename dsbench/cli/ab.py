@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     "--until-resolved",
     type=BLOCKS,
     metavar="MAX",
-    help="Stop at the first look with an answer, after at most MAX blocks; all looks together err in 5 %.",
+    help="Stop at the first look that resolves the primary and all guards, after at most MAX blocks; all looks "
+    "together err in 5 %.",
 )
 @build_options
 @out_option
@@ -191,10 +193,17 @@ def _refuse_beside_resume(ctx: click.Context) -> None:
             raise InputError(f"--resume takes the plan as it is: leave out {parameter.opts[-1]}")
 
 
-def run(plan: Plan, folder: Path, as_json: bool, quiet: bool = False) -> ExperimentVerdict:
-    """Say what differs, run what is left of the plan, judge it, store the verdict and show it unless `quiet`."""
+def run(
+    plan: Plan, folder: Path, as_json: bool, quiet: bool = False, resume: str = "dsbench ab --resume"
+) -> ExperimentVerdict:
+    """Say what differs, run what is left of the plan, judge it, store the verdict and show it unless `quiet`.
+
+    A run that was stopped, or in which engines were killed, ends with the command that goes on: `resume` and the
+    folder.
+    """
+    from dsbench.killed import to_repeat
     from dsbench.report.table import declared_lines, print_report
-    from dsbench.store import save_verdict
+    from dsbench.store import load_records, save_verdict
 
     for line in (*declared_lines(plan), *(f"note: {note}" for note in plan.notes)):
         click.echo(line, err=True)
@@ -202,22 +211,25 @@ def run(plan: Plan, folder: Path, as_json: bool, quiet: bool = False) -> Experim
         with terminate_like_interrupt():
             verdict = _judged(plan, folder)
     except KeyboardInterrupt:
-        click.echo(f"stopped; go on with: dsbench ab --resume {folder}", err=True)
+        click.echo(f"stopped; go on with: {resume} {quote(str(folder))}", err=True)
         raise
     save_verdict(folder, verdict)
-    if quiet:
-        return verdict
-    if as_json:
-        click.echo(verdict.model_dump_json(indent=2))
-    else:
-        print_report(plan, verdict)
-        click.echo(f"stored in {folder}")
+    if not quiet:
+        if as_json:
+            click.echo(verdict.model_dump_json(indent=2))
+        else:
+            print_report(plan, verdict)
+            click.echo(f"stored in {folder}")
+    if verdict.word == "void" and (again := to_repeat(plan, load_records(folder)[0])):
+        boots = ", ".join(map(str, sorted({ended.boot for ended, _ in again})))
+        told = f"engines were killed: boots {boots} are repeated, once, by"
+        click.echo(f"{told}: {resume} {quote(str(folder))}", err=True)
     return verdict
 
 
 def _judged(plan: Plan, folder: Path) -> ExperimentVerdict:
     """The verdict after the last block, or after the first look that resolves it."""
-    from dsbench.judge import judge
+    from dsbench.judge import judge, resolved
     from dsbench.looks import at_look, looks_reached
     from dsbench.store import load_records
 
@@ -227,7 +239,7 @@ def _judged(plan: Plan, folder: Path) -> ExperimentVerdict:
         _execute(at_look(plan, look), folder)
         verdict = judge(plan, load_records(folder)[0])
         click.echo(f"look {look} of {len(plan.looks)}: {verdict.word}", err=True)
-        if verdict.word != "inconclusive":
+        if resolved(verdict):
             return verdict
     _execute(plan, folder)
     return judge(plan, load_records(folder)[0])

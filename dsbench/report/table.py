@@ -286,7 +286,8 @@ def floor(plan: Plan, row: Verdict) -> str:
 
 def floor_noise(plan: Plan, row: Verdict) -> tuple[Floor, float] | None:
     """The row's floor and its noise at this number of blocks; None where no floor is stored."""
-    found = next((f for f in plan.floors if f.metric == row.metric and f.rank in (row.rank, 0)), None)
+    of_metric = {f.rank: f for f in plan.floors if f.metric == row.metric}
+    found = of_metric.get(row.rank) or of_metric.get(0 if row.rank is None else None)
     return (found, found.noise(row.blocks or plan.blocks)) if found else None
 
 

@@ -64,9 +64,8 @@ def rejects(row: Verdict) -> bool:
 
 
 def block_order(rng: Rng, n: int, blocks: int) -> Bools:
-    """[n, 2 blocks] where the candidate runs: a random order and its mirror image fill each two blocks."""
-    first = rng.random((n, (blocks + 1) // 2)) < 0.5
-    leads = np.stack([first, ~first], axis=2).reshape(n, -1)[:, :blocks]
+    """[n, 2 blocks] where the candidate runs: first or second in each block by a coin of its own."""
+    leads = rng.random((n, blocks)) < 0.5
     return np.stack([leads, ~leads], axis=2).reshape(n, 2 * blocks)
 
 

@@ -57,6 +57,7 @@ def test_what_could_be_seen_comes_from_the_floors(make_three):
     few, some, many = (bought(plan, n, BootTime(10, 3, "x")) for n in (5, 6, 24))
     assert few.visible == {"decode.tps.c1": None}
     assert some.visible["decode.tps.c1"] > many.visible["decode.tps.c1"] > 0.02 * 2.8 / 24**0.5 * 0.9
+    assert bought(plan, 10000, None).visible["decode.tps.c1"] >= 0.0198, "no change inside the margin is ever called"
     assert (some.boots, some.seconds) == (21, 210)
     assert bought(plan, 6, None).seconds is None
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from dsbench.builds import ArmSpec
 from dsbench.evidence import gather
 from dsbench.fingerprint import fingerprint
-from dsbench.floors import build_of, match, measure, probe_digest, save, snapshot, stored
+from dsbench.floors import Floor, build_of, match, measure, probe_digest, save, snapshot, stored
 from dsbench.judge import judge
 from dsbench.plan import plan_experiment
-from dsbench.report.table import floor, print_report
+from dsbench.report.table import floor, floor_noise, print_report
 from dsbench.suite import load_suite
 from impl.dims import PICO
 
@@ -65,8 +65,8 @@ def test_spreads_are_those_that_were_put_in(aa_plan, make_records):
     assert speed.between == pytest.approx(0.05, rel=0.3)
     assert speed.paired == pytest.approx(0.01 * math.sqrt(2), rel=0.3), "what blocks share does not count"
     assert speed.within == pytest.approx(stdev([0, math.log(1.01)]), rel=0.01), "two readings, 1 % apart"
-    assert speed.noise(60) < speed.smallest_effect < speed.visible(10, 0.05)
-    assert speed.visible(5, 0.05) is None, "five blocks cannot say regressed"
+    assert 0.02 < speed.smallest_effect < speed.visible(10, 0.05, 0.02), "nothing inside the margin of 2 % is called"
+    assert speed.visible(5, 0.05, 0.02) is None, "five blocks cannot say regressed"
     assert speed.noise(4) == pytest.approx(2 * speed.noise(16))
     assert "smoke.correct" not in found
     steady = found["kv.available_bytes"]
@@ -201,3 +201,35 @@ def test_the_table_prints_the_floor_beside_each_difference(aa_plan, make_plan, m
     print_report(plan, verdict, Console(file=text, width=1000))
     assert "floor" in text.getvalue().splitlines()[3]
     assert "95 % of A/A experiments of so many blocks differ by less" in text.getvalue()
+
+
+@pytest.mark.parametrize(("change", "word"), [(0.03, "inconclusive"), (0.1, "regressed")])
+def test_nothing_is_claimed_below_the_floor(make_plan, make_records, change, word):
+    """All blocks agree to a tenth of a percent on this loss, and A/A experiments of as many move by 4 %."""
+    plan = make_plan(blocks=8)
+    known = {"unit": "tok/s", "probe": "", "boots": 12, "blocks": 6, "centre": 100, "drift": 0}
+    speed = Floor(metric="decode.tps.c1", rank=None, relative=True, between=0.05, paired=0.05, **known)
+    assert 0.04 < speed.noise(8) < 0.045
+
+    def values(boot, key):
+        if key != "decode.tps.c1":
+            return None
+        return 100 * math.exp((0.001 * boot.block if boot.block else 0) - (boot.arm != "baseline") * change)
+
+    def row(floors):
+        verdict = judge(plan.model_copy(update={"floors": floors}), make_records(plan, values))
+        return next(row for row in verdict.rows if row.metric == "decode.tps.c1")
+
+    assert row([]).word == "regressed"
+    assert row([speed]).word == word
+    assert any("the floor" in note for note in row([speed]).notes) == (word == "inconclusive")
+
+
+def test_a_row_of_a_rank_has_the_floor_of_that_rank(make_plan, make_records):
+    plan = make_plan(blocks=6)
+    row = next(row for row in judge(plan, make_records(plan)).rows if row.metric == "decode.tps.c1")
+    known = {"unit": "tok/s", "probe": "", "boots": 12, "blocks": 6, "centre": 100, "drift": 0, "between": 0.1}
+    floors = [Floor(metric=row.metric, rank=rank, relative=True, paired=0.01 + rank, **known) for rank in (0, 1)]
+    plan = plan.model_copy(update={"floors": floors})
+    noises = [floor_noise(plan, row.model_copy(update={"rank": rank})) for rank in (0, 1, 2, None)]
+    assert [found and found[0].rank for found in noises] == [0, 1, None, 0]

@@ -1,11 +1,15 @@
 """Experiments that may stop at a look: what the judge sees of them, and when they stop."""
 
+import math
+import random
+
 import pytest
 
 from dsbench.errors import InputError
-from dsbench.judge import judge
+from dsbench.judge import judge, resolved
 from dsbench.looks import as_reached, at_look, looks_reached
 from dsbench.records import BootEnded
+from dsbench.suite import load_suite
 
 
 @pytest.fixture
@@ -84,3 +88,20 @@ def test_a_change_that_the_plain_test_sees_is_not_enough_at_a_look(plan, make_re
 def test_a_plan_with_a_fixed_number_of_blocks_is_judged_as_it_is(make_plan, make_records):
     plan = make_plan()
     assert as_reached(plan, make_records(plan)) is plan
+
+
+def test_a_look_resolves_nothing_while_a_guard_is_open(make_plan, make_records):
+    """Bytes are decided at once, when speeds have been tested at a level that hardly anything passes."""
+    plan = make_plan(suite=load_suite("quick"), blocks=8)
+
+    def noisy(spread):
+        def values(boot, key):
+            rng = random.Random(f"{boot.number} {key}")
+            return 100 * math.exp(rng.gauss(0, spread)) if "tps" in key else None
+
+        return values
+
+    loud, quiet = (judge(plan, make_records(plan, noisy(spread))) for spread in (0.2, 0.001))
+    assert (loud.word, resolved(loud)) == ("improved", False)
+    assert (quiet.word, resolved(quiet)) == ("improved", True)
+    assert resolved(loud.model_copy(update={"word": "void"}))

@@ -162,20 +162,23 @@ def test_the_same_seed_gives_the_same_order_and_another_does_not():
     st.integers(1, 12),
     st.integers(0, 2**31),
 )
-def test_every_block_holds_every_arm_once_and_two_blocks_mirror(toggles, blocks, seed):
+def test_every_block_holds_every_arm_once(toggles, blocks, seed):
     plan = make(*toggles, blocks=blocks, seed=seed)
     names = [arm.name for arm in plan.arms]
     assert [boot.number for boot in plan.boots] == list(range(1, len(plan.boots) + 1))
     assert [b.arm for b in plan.boots if b.phase == "warm-up"] == names
     order = {n: [b.arm for b in plan.boots if b.block == n] for n in range(1, blocks + 1)}
     assert all(sorted(arms) == sorted(names) for arms in order.values())
-    assert all(order[n + 1] == order[n][::-1] for n in range(1, blocks, 2))
     assert Counter(b.block for b in plan.boots if b.block).total() == blocks * len(names)
 
 
-def test_the_order_is_random_not_fixed():
-    first = [make("mhc_input_reuse", seed=seed).boots[2].arm for seed in range(200)]
-    assert 60 < first.count("baseline") < 140
+def test_the_order_of_a_block_tells_nothing_of_another():
+    """Sign flips are exact only where all 2^n patterns of orders are equally likely."""
+    firsts = Counter(
+        tuple(b.arm for b in make("mhc_input_reuse", blocks=3, seed=seed).boots if b.block)[::2] for seed in range(800)
+    )
+    assert len(firsts) == 8
+    assert all(60 < count < 140 for count in firsts.values())
 
 
 def test_what_a_toggle_frees_for_good_counts_in_what_stays():
