@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
 from statistics import fmean
@@ -33,7 +33,7 @@ class Effect(BaseModel):
     step: one more rung of a ladder. given the rest: all on minus all but these."""
     toggles: list[str]
     mixed_with: str = ""
-    """What a half factorial cannot tell it from."""
+    """What a half factorial cannot tell it from, as it is in the estimate: `minus half of b x c`, `plus c x d`."""
     estimate: float
     """In the metric's unit; for samples a fraction of the baseline."""
     low: float | None = None
@@ -157,7 +157,10 @@ def _matched(factors: Sequence[str], cells: set[Cell]) -> list[Contrast]:
 
 
 def _fractional(factors: Sequence[str], cells: Sequence[Cell]) -> list[Contrast]:
-    """Effects from a half factorial, each mixed with that of all the other factors together (told up to two)."""
+    """Effects from a half factorial, each mixed with that of all the other factors together (told up to two).
+
+    How much of it an effect holds is what its contrast makes of values in which nothing else is at work.
+    """
     found, n = [], len(cells)
     kinds: tuple[Literal["main", "interaction"], ...] = ("main", "interaction")
     for size, kind in enumerate(kinds, start=1):
@@ -167,8 +170,12 @@ def _fractional(factors: Sequence[str], cells: Sequence[Cell]) -> list[Contrast]
                 continue  # it is the main effect of the third factor, told there
             plus = [cell for cell in cells if (len(cell & set(chosen)) - size) % 2 == 0]
             minus = [cell for cell in cells if cell not in plus]
-            mixed = " x ".join(others) if len(others) == 2 else ""
-            found.append(Contrast(kind, chosen, [(plus, minus)], n // 2 // size, mixed))
+            contrast = Contrast(kind, chosen, [(plus, minus)], n // 2 // size)
+            if len(others) == 2:
+                share = contrast.estimate({cell: float(cell >= set(others)) for cell in cells})
+                how = {Fraction(-1, 2): "minus half of", Fraction(1): "plus"}[share]
+                contrast = replace(contrast, mixed_with=f"{how} {' x '.join(others)}")
+            found.append(contrast)
     return found
 
 

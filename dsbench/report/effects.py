@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dsbench.effects import Effect, MetricEffects
 
 AVERAGED = "main effects are averages over the other toggles' states; a x b is what both do beyond the sum of each"
+MIXED = "half a factorial gives a name with brackets and what they hold one figure: they cannot be told apart"
 
 
 def effect_lines(found: Sequence[MetricEffects]) -> Iterator[str]:
     """Exact metrics first, one line each and one an interaction; then samples, one line an effect."""
     if any(effect.kind in ("main", "interaction") for entry in found for effect in entry.effects):
-        yield f"effects: {AVERAGED}"
+        mixed = any(effect.mixed_with for entry in found for effect in entry.effects)
+        yield f"effects: {AVERAGED}" + (f"; {MIXED}" if mixed else "")
     elif found:
         yield "effects: " + ("each step against the one before it" if _ladder(found) else "each given all the others")
     for entry in found:
@@ -50,7 +52,7 @@ def _percent(fraction: float) -> str:
 
 def _name(effect: Effect) -> str:
     joined = (" x " if effect.kind == "interaction" else " + ").join(effect.toggles)
-    return f"{joined} (or {effect.mixed_with})" if effect.mixed_with else joined
+    return f"{joined} ({effect.mixed_with})" if effect.mixed_with else joined
 
 
 def _range(effect: Effect) -> str:

@@ -72,10 +72,43 @@ def test_mixed_effects_are_named():
     mixed = {
         k: {c.toggles: c.mixed_with for c in contrasts(*arms("half", FREE[:k])) if c.mixed_with} for k in (3, 4, 5)
     }
-    assert mixed[3] == {(A,): f"{B} x {C}", (B,): f"{A} x {C}", (C,): f"{A} x {B}"}
-    assert mixed[4][A, B] == f"{C} x {D}"
+    assert mixed[3] == {
+        (A,): f"minus half of {B} x {C}",
+        (B,): f"minus half of {A} x {C}",
+        (C,): f"minus half of {A} x {B}",
+    }
+    assert mixed[4][A, B] == f"plus {C} x {D}"
     assert len(mixed[4]) == 6
     assert mixed[5] == {}
+
+
+@given(st.tuples(BYTES, BYTES, BYTES), st.integers(-(2**30), 2**30))
+def test_half_of_three_reads_each_effect_minus_half_of_the_other_pair(saved, extra):
+    """Against the full factorial of the same engine: what is told of the sign and the size is what comes out."""
+    of = dict(zip(FREE, saved, strict=False))
+
+    def value(cell):
+        return sum(of[name] for name in cell) + (extra if {B, C} <= cell else 0)
+
+    full, _ = estimates("full", FREE[:3], value)
+    half, _ = estimates("half", FREE[:3], value)
+    assert half["main", (A,)] == full["main", (A,)] - full["interaction", (B, C)] / 2 == of[A] - extra / 2
+    for name in (B, C):
+        assert half["main", (name,)] == full["main", (name,)]
+
+
+def test_a_mixed_figure_says_how_it_is_mixed(make_plan, make_records):
+    """Two toggles save 1,000 B together and nothing alone: the third has minus 500 B, and is said to."""
+    plan = make_plan(*FREE[:3], matrix="half")
+
+    def values(boot, key):
+        if key == "kv.peak_activation_bytes":
+            return 1_000_000 + 1_000 * ({B, C} <= set(plan.arm(boot.arm).toggles))
+        return None
+
+    lines = list(effect_lines([of_records(plan, make_records, values)["kv.peak_activation_bytes"]]))
+    assert f"{A} (minus half of {B} x {C}) -500" in lines[1]
+    assert "cannot be told apart" in lines[0]
 
 
 @given(st.lists(BYTES, min_size=4, max_size=4))
