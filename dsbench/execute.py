@@ -34,6 +34,7 @@ from dsbench.engines.secrets import redact
 from dsbench.engines.server import EngineFailed
 from dsbench.engines.strays import end_strays
 from dsbench.errors import InputError, ResultsLost
+from dsbench.killed import marked, to_repeat
 from dsbench.metrics import metric
 from dsbench.probes import (
     acceptance,
@@ -90,7 +91,8 @@ def execute(plan: Plan, folder: Path, *, command: Command | None = None, quiet: 
     """Run every boot of the plan that has not ended yet, appending to `folder`/records.jsonl.
 
     A boot that fails is recorded and the next one starts. An interrupted boot of an earlier run is marked
-    and repeated. Ctrl-C marks the running boot, ends its process group and is raised again.
+    and repeated, and so is one whose engine was killed, once. Ctrl-C marks the running boot, ends its process
+    group and is raised again.
     `command` gives the engine's command line; the embedded engine's unless told otherwise.
     """
     engine = engine_of(plan, command)
@@ -143,11 +145,15 @@ def _storing(folder: Path) -> Iterator[None]:
 
 
 def _history(plan: Plan, folder: Path, writer: RecordWriter) -> tuple[set[int], dict[int, int]]:
-    """Boots that have ended, and attempts made so far; one without an end is marked interrupted, its files cleaned."""
+    """Boots that have ended, and attempts made so far.
+
+    One without an end is marked interrupted, its files cleaned; one whose engine was killed is marked to run again.
+    """
     reused = {boot.number for boot in plan.boots if boot.reused is not None}
     started: dict[int, int] = {}
     ended: dict[int, BootEnded] = {}
-    for record in load_records(folder)[0]:
+    past = load_records(folder)[0]
+    for record in past:
         if isinstance(record, BootStarted) and record.boot not in reused:
             started[record.boot] = record.attempt
         elif isinstance(record, BootEnded):
@@ -162,6 +168,9 @@ def _history(plan: Plan, folder: Path, writer: RecordWriter) -> tuple[set[int], 
             facts = log_facts(boot_dir_of(folder, planned[boot], attempt) / LOG, folder) if boot in planned else {}
             writer.write(BootEnded.model_validate({"boot": boot, "attempt": attempt, **told, **facts}))
             ended.pop(boot, None)
+    for end, reason in to_repeat(plan, past):
+        writer.write(marked(end, reason, _now()))
+        ended.pop(end.boot)
     return {boot for boot, end in ended.items() if end.status != "interrupted"}, started
 
 
@@ -187,8 +196,10 @@ def _boot(
     status, reason = "ok", ""
     left = plan.probes.due(planned.block)
     logs = BootLogs(of_boot, writer)
+    booted: Running | None = None
     try:
-        with engine.boot(arm, boot_dir) as running:
+        booted = engine.boot(arm, boot_dir)
+        with booted as running:
             running.on_phase = tell
             logs.watch(running)
             url = _wait(running, plan)
@@ -202,6 +213,8 @@ def _boot(
             logs.record_faults()
             if any(kv.grows(profile) for profile in told.kv_profiles.values()):
                 time.sleep(kv.WRITTEN_S)
+        if running.killed_by is not None:
+            reason = reason or f"the engine ended after its last probe{running.last_words()}"
         record_markers(boot_dir, of_boot, "end", writer)
         if "kv" in plan.probes.due(planned.block):
             for rank, profile in kv.at_end(told.kv_profiles, boot_dir).items():
@@ -236,6 +249,7 @@ def _boot(
                 "reason": reason,
                 "seconds": time.monotonic() - start,
                 "ready_seconds": ready_seconds,
+                "killed_by": booted and booted.killed_by,
                 **log_facts(boot_dir / LOG, folder),
             }
         )

@@ -53,7 +53,7 @@ class _Noun(BaseModel):
 class _OfBoot(_Noun):
     boot: int
     attempt: int = 1
-    """From 1; a boot that was interrupted is repeated as the next attempt."""
+    """From 1; a boot that was interrupted, or whose engine was killed, is repeated as the next attempt."""
 
 
 class Run(_Noun):
@@ -193,6 +193,8 @@ class BootEnded(_OfBoot):
     seconds: float
     """From start to the end of the group."""
     ready_seconds: float | None = None
+    killed_by: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Signal that ended the engine's process before the harness stopped it; None if none did, or in older records."""
     log: str | None = None
     """Path of the engine's log, relative to the result."""
     log_bytes: int = 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsbench.by_host import among_hosts
 from dsbench.evidence import BootEvidence
+from dsbench.killed import was_killed
 from dsbench.records import Plan, VoidReason
 from dsbench.void_ranks import RANK_RULES, UNCOMPARED, Boots
 
@@ -36,10 +37,14 @@ def boots_ended(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
                 boots=[boot.number],
             )
         elif not boot.ok:
+            mend = "read the boot's engine.log, mend the engine, and run again"
+            if was_killed(boot.ended):
+                told = "go on with dsbench ab --resume, which repeats a boot whose engine was killed, once"
+                mend = f"{told}; if it is killed again, mend what kills it and run again"
             yield VoidReason(
                 code="boot-failed",
                 text=f"boot {boot.planned.folder} {boot.ended.status}: {boot.ended.reason}",
-                mend="read the boot's engine.log, mend the engine, and run again",
+                mend=mend,
                 arm=boot.planned.arm,
                 boots=[boot.number],
             )

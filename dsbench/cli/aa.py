@@ -56,7 +56,7 @@ def aa(boots: int | None, python: str | None, stored: str | None, out: Path, as_
         alike = all((arm.build, arm.environment) == (base.build, base.environment) for arm in plan.arms)
         if not alike or plan.fingerprint is None:
             raise InputError(f"{folder} is no A/A experiment: its arms differ, or it does not know its machine")
-        verdict = run(plan, folder, as_json=False, quiet=as_json)
+        verdict = run(plan, folder, as_json=False, quiet=as_json, resume="dsbench aa --from")
     if verdict.word == "void":
         click.echo("void: no floors stored", err=True)
         return verdict.exit_code

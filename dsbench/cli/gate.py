@@ -129,8 +129,9 @@ def gate_run(
         assert plan.policy is not None
         # What has run stays, whatever becomes of the gate.
         resumed = begin is None and not again
-        with nothing_left_if_refused(folder, "dsbench ab --gate --resume", "dsbench gate", kept=resumed):
-            verdict = run(plan, folder, as_json=False, quiet=as_json)
+        on = "dsbench ab --gate --resume"
+        with nothing_left_if_refused(folder, on, "dsbench gate", kept=resumed):
+            verdict = run(plan, folder, as_json=False, quiet=as_json, resume=on)
         outcome = held(Result(folder, plan=plan), plan.policy, told, again=again)
         if outcome.word != "rerun" or begin is None:
             break

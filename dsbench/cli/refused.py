@@ -59,6 +59,7 @@ def _tells(record: Record) -> bool:
 
 
 def _boots_left(folder: Path) -> bool:
+    from dsbench.killed import to_repeat
     from dsbench.records import BootEnded
     from dsbench.store import load_plan, load_records
 
@@ -66,5 +67,6 @@ def _boots_left(folder: Path) -> bool:
         plan, records = load_plan(folder), load_records(folder)[0]
     except InputError:
         return True
-    ended = {record.boot for record in records if isinstance(record, BootEnded) and record.status != "interrupted"}
-    return any(boot.number not in ended for boot in plan.boots)
+    last = {record.boot: record for record in records if isinstance(record, BootEnded)}
+    left = {boot.number for boot in plan.boots if boot.number not in last or last[boot.number].status == "interrupted"}
+    return bool(left or to_repeat(plan, records))

@@ -43,6 +43,7 @@ class Visit:
         self.boot_dir = boot_dir
         self.log = boot_dir / "engine.log"
         self.on_phase: Callable[[str], None] = lambda phase: None
+        self.killed_by: int | None = None
 
     def __enter__(self) -> Visit:
         return self

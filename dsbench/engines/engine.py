@@ -25,6 +25,7 @@ class Running(Protocol):
     boot_dir: Path
     log: Path
     on_phase: Callable[[str], None]
+    killed_by: int | None
 
     def __enter__(self) -> Running: ...
 
