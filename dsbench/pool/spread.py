@@ -12,6 +12,7 @@ from dsbench import __version__, records
 from dsbench.boot_files import boot_dir_of, next_attempt
 from dsbench.errors import InputError, ResultsLost
 from dsbench.fingerprint import Host
+from dsbench.killed import marked, to_repeat
 from dsbench.pool.hosts import Ended, Files, Line, Lost, Message, Node, Pool
 from dsbench.pool.unit import unpack
 from dsbench.progress import progress_bar
@@ -219,8 +220,7 @@ class _Driver:
 
     def _supersede(self, ended: BootEnded, reason: str) -> None:
         """A boot that ended well in a block that did not: what it read stays in the records and is not judged."""
-        why = f"superseded, for its block runs again whole: {reason}"
-        self.writer.write(ended.model_copy(update={"time": _now(), "status": "interrupted", "reason": why}))
+        self.writer.write(marked(ended, f"superseded, for its block runs again whole: {reason}", _now()))
 
     def _name(self, node: Node) -> str:
         return self._hosts[node.id].name
@@ -239,13 +239,18 @@ class _Driver:
     # --- going on -------------------------------------------------------------------------------------------------
 
     def _resume(self, past: list[Record]) -> None:
-        """Mark what an earlier run left open, and take what is whole."""
+        """Mark what an earlier run left open and what is to run again, and take what is whole."""
         hosts = {(r.boot, r.attempt): r.host for r in past if isinstance(r, BootStarted)}
         ends = {(r.boot, r.attempt): r for r in past if isinstance(r, BootEnded)}
         for (boot, attempt), host in hosts.items():
             self._attempts[boot] = max(attempt, self._attempts.get(boot, 0))
             if (boot, attempt) not in ends:
                 self._interrupt(boot, attempt, f"the harness stopped before this boot of {host} ended")
+        again = {(end.boot, end.attempt): why for end, why in to_repeat(self.plan, past)}
+        warmups = {boot.number for boot in self._warmups}
+        for key, why in again.items():
+            if key[0] in warmups:
+                self.writer.write(marked(ends.pop(key), why, _now()))
         well = {key: end for key, end in ends.items() if end.status != "interrupted"}
         ran = {(hosts[key], key[0]) for key in well}
         for name in (host.name for host in self._hosts.values()):
@@ -254,12 +259,18 @@ class _Driver:
         for boots in self._blocks.values():
             last = [well.get((boot.number, self._attempts.get(boot.number, 0))) for boot in boots]
             on = {hosts[end.boot, end.attempt] for end in last if end is not None}
-            if None not in last and len(on) == 1:
-                self._done |= {end.boot: end for end in last if end is not None}
+            found = [end for end in last if end is not None]
+            killed = [again[end.boot, end.attempt] for end in found if (end.boot, end.attempt) in again]
+            failed = any(end.status == "failed" and (end.boot, end.attempt) not in again for end in found)
+            if len(found) == len(boots) and len(on) == 1 and (failed or not killed):
+                self._done |= {end.boot: end for end in found}
                 continue
-            for end in last:
-                if end is not None:
-                    self._supersede(end, "the harness stopped before the block ended")
+            for end in found:
+                reason = killed[0] if killed else "the harness stopped before the block ended"
+                if (end.boot, end.attempt) in again:
+                    self.writer.write(marked(end, again[end.boot, end.attempt], _now()))
+                else:
+                    self._supersede(end, reason)
 
     def _whole(self, boots: list[PlannedBoot]) -> bool:
         return all(boot.number in self._done for boot in boots)

@@ -263,6 +263,8 @@ def main() -> None:
     print(f"fake engine pid {os.getpid()} at {time.time_ns()}", file=sys.stderr, flush=True)
     if FAULT == "exit":
         sys.exit("planted exit")
+    if FAULT == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if FAULT == "child":  # a grandchild that ignores the polite signal must go with the group
         subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 3600 & wait; sleep 3600"])
     write_files(args)

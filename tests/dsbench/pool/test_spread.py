@@ -326,3 +326,75 @@ def test_a_harness_that_crashes_says_its_last_line(pooled):
     with pytest.raises(ResultsLost, match="host1: planted crash; mend it and go on with: dsbench ab --resume"):
         run(plan, folder, names=("a",), harness=harness)
     shutil.rmtree(folder)
+
+
+# --- engines that are killed ------------------------------------------------------------------------------------------
+
+
+def ends_by_boot(records):
+    found = {}
+    for record in records:
+        if isinstance(record, r.BootEnded):
+            found.setdefault(record.boot, []).append(record)
+    return found
+
+
+def test_the_block_of_an_engine_that_was_killed_runs_again_whole(pooled, monkeypatch):
+    """Once: where the engine of the same boot is killed again it stays failed."""
+    plan, folder = pooled(blocks=2)
+    (killed,) = [boot for boot in plan.boots if (boot.block, boot.arm) == (1, "mhc_input_reuse")]
+    (beside,) = [boot for boot in plan.boots if (boot.block, boot.arm) == (1, "baseline")]
+    monkeypatch.setenv("FAKE_FAULT", f"killed@{killed.folder}")
+    assert judge(plan, run(plan, folder)).word == "void"
+    monkeypatch.setenv("FAKE_FAULT", "")
+    pool = LocalPool()
+    spread(plan, folder, pool, quiet=True)
+    assert [boots for _, boots in pool.begun] == [[boot.number for boot in plan.boots if boot.block == 1]]
+    records = store.load_records(folder)[0]
+    ends = ends_by_boot(records)
+    assert [end.status for end in ends[killed.number]] == ["failed", "interrupted", "ok"]
+    marks = [ends[boot.number][1] for boot in (killed, beside)]
+    told = "its engine was killed by signal 9 (SIGKILL); repeated"
+    assert [mark.reason for mark in marks] == [told, f"superseded, for its block runs again whole: {told}"]
+    assert [mark.killed_by for mark in marks] == [9, None]
+    verdict = judge(plan, records)
+    assert verdict.void == []
+    assert f"boots repeated after their engine was killed: {killed.number} (signal 9 (SIGKILL))" in verdict.notes
+    assert f"boots repeated after an interruption: {beside.number}" in verdict.notes
+
+
+def test_a_boot_of_a_pool_whose_engine_is_killed_again_stays_failed(pooled, monkeypatch):
+    plan, folder = pooled(blocks=1)
+    monkeypatch.setenv("FAKE_FAULT", "killed@mhc_input_reuse")
+    run(plan, folder)
+    assert judge(plan, run(plan, folder)).word == "void"
+    pool = LocalPool()
+    spread(plan, folder, pool, quiet=True)
+    assert pool.begun == []
+
+
+def test_a_block_with_a_boot_that_failed_by_itself_stays_as_evidence(pooled, monkeypatch):
+    plan, folder = pooled(blocks=1)
+    monkeypatch.setenv("FAKE_FAULT", "killed")
+    records = run(plan, folder)
+    first = next(x for x in records if isinstance(x, r.BootEnded))
+    with store.RecordWriter(folder) as writer:
+        writer.write(first.model_copy(update={"killed_by": None, "reason": "engine ended with code 3"}))
+    pool = LocalPool()
+    spread(plan, folder, pool, quiet=True)
+    assert pool.begun == []
+
+
+def test_a_host_whose_warm_up_was_killed_is_warmed_again_with_its_blocks(pooled, monkeypatch):
+    plan, folder = pooled(WARMED, blocks=1)
+    monkeypatch.setenv("FAKE_FAULT", f"killed@-b/boots/{plan.boots[0].folder}")
+    assert judge(plan, run(plan, folder, names=("b",))).word == "void"
+    monkeypatch.setenv("FAKE_FAULT", "")
+    pool = LocalPool(names=("b",))
+    spread(plan, folder, pool, quiet=True)
+    warmups, block = ([boot.number for boot in plan.boots if boot.block == n] for n in (None, 1))
+    assert pool.begun == [("b", warmups), ("b", block)]
+    verdict = judge(plan, store.load_records(folder)[0])
+    assert verdict.void == []
+    assert f"boots repeated after an interruption: {', '.join(map(str, block))}" in verdict.notes
+    assert "boots repeated after their engine was killed: 1 (signal 9 (SIGKILL))" in verdict.notes
