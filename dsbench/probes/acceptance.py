@@ -2,8 +2,8 @@
 
 Prompts: prose and structured text of the suite, or random token ids where the engine has no tokenizer, greedy and at
 temperature 1 with seeds. Settings: tokens, samples, together. A length is 1 + accepted / drafts, at most K + 1 with K
-drafts a round; every position up to K is an item `prose t=1 k0`. Counters that cannot be true fail the probe; acceptance
-that is too good to be true is judged by dsbench/sanity.py. Failure looks like a position whose rate falls, or rises to
+drafts a round; every position up to K is an item `prose t=1 k0`. Counters that cannot be true fail the probe; what
+is too good to be true is judged by dsbench/sanity.py. Failure looks like a position whose rate falls, or rises to
 where nothing is ever rejected.
 """
 
