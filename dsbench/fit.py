@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dsbench.metrics import Metric, metric
-from dsbench.probe_settings import Probes
+from dsbench.probe_settings import SP_ACTIVE, Probes
 from dsbench.records import Arm
 from dsbench.suite import Suite
 
@@ -34,6 +34,8 @@ def fit(suite: Suite, arms: Sequence[Arm], *, synthetic: bool) -> Fitted:
     reasons = _not_run(arms, synthetic) | _without_tests(suite)
     not_run = {name: why for name, why in reasons.items() if getattr(suite.probes, name) is not None}
     probes = suite.probes.without(*not_run)
+    if probes.kv is not None and any(SP_ACTIVE in arm.primary for arm in arms):
+        probes = probes.model_copy(update={"kv": probes.kv.model_copy(update={"sequence_parallel": True})})
     told = dict(not_run)
     if probes.concurrency is not None and "acceptance" in reasons:
         uncounted = probes.concurrency.model_copy(update={"acceptance": False})

@@ -1,4 +1,4 @@
-"""KV profile: bytes by component, blocks, tokens and concurrency, as each rank wrote them.
+"""KV profile: bytes by component, blocks, tokens and concurrency, as each rank wrote them; how its MoE layers run.
 
 The most that serving allocated is known when a boot has served: where a rank keeps that figure up to date, it is read
 once the engine has ended.
@@ -27,7 +27,7 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
         raise ProbeFailed("no rank wrote a kv_profile file")
     for rank, profile in boot.kv_profiles.items():
         for key in boot.plan.probes.metrics("kv"):
-            name = key.removeprefix("kv.")
+            name = key.removeprefix("kv.").replace(".", "_")
             if name not in profile:
                 raise ProbeFailed(f"kv_profile of rank {rank} has no '{name}'")
             value = profile[name]

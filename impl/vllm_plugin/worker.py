@@ -18,6 +18,7 @@ from typing import Any
 from impl.handshake import Handshake
 from impl.vllm_plugin import state
 from impl.vllm_plugin.conditions import conditions
+from impl.vllm_plugin.moe import sequence_parallel
 
 GPU_WORKER = "vllm.v1.worker.gpu_worker"
 CPU_WORKER = "vllm.v1.worker.cpu_worker"
@@ -148,16 +149,19 @@ def profile(worker: Any, before: dict[str, int | None], available: int) -> dict[
         "allocator_peak_bytes": _allocator("max_memory_allocated", worker.device),
         "initial_free_bytes": figure("free_memory", getattr(worker, "init_snapshot", None)),
         "workspace_bytes": _workspace_bytes(),
+        **sequence_parallel(_models(runner)),
     }
 
 
 def _before_profile(worker: Any) -> dict[str, int | None]:
     """Allocated bytes, and those of parameters and module buffers: the rest persists for other reasons."""
-    runner = worker.model_runner
-    speculator = getattr(runner, "speculator", None)
-    models = [getattr(runner, "model", None), getattr(speculator, "model", None)]
     allocated = _allocator("memory_allocated", worker.device)
-    return {"allocated_bytes": allocated, "parameter_bytes": _parameter_bytes(models)}
+    return {"allocated_bytes": allocated, "parameter_bytes": _parameter_bytes(_models(worker.model_runner))}
+
+
+def _models(runner: Any) -> list[Any]:
+    """The target and the draft; None for one that is not there."""
+    return [getattr(runner, "model", None), getattr(getattr(runner, "speculator", None), "model", None)]
 
 
 def _parameter_bytes(models: Iterable[Any]) -> int | None:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from dsbench.engines.client import BadAnswer, Client
-from dsbench.probe_settings import IdentityProbe, WarmProbe
+from dsbench.probe_settings import IdentityProbe, KvProbe, WarmProbe
 from dsbench.probes import decode, identity, kv, prefill, smoke, warm
 from dsbench.probes.boot import Boot, ProbeFailed
 from dsbench.probes.smoke import first_number
@@ -189,6 +189,18 @@ def test_kv_reads_every_rank_and_keeps_unknown_unknown(probe):
     assert len(readings) == 24
     assert {reading.rank for reading in readings} == {0, 1}
     assert {r.value for r in readings if r.metric == "kv.non_torch_bytes"} == {None}
+
+
+def test_kv_reads_how_moe_layers_run_where_that_is_asked(probe):
+    def asking(plan):
+        return plan.model_copy(
+            update={"probes": plan.probes.model_copy(update={"kv": KvProbe(sequence_parallel=True)})}
+        )
+
+    readings, _ = probe(kv, profiles={0: PROFILE | {"moe_sp_active": 1}}, change=asking)
+    assert [r.value for r in readings if r.metric == "moe.sp_active"] == [1]
+    with pytest.raises(ProbeFailed, match="kv_profile of rank 0 has no 'moe_sp_active'"):
+        probe(kv, profiles={0: PROFILE}, change=asking)
 
 
 def test_kv_without_a_profile_or_with_half_of_one(probe):

@@ -61,7 +61,9 @@ class Worker:
     def __init__(self, config, rank):
         self.vllm_config, self.rank, self.device = config, rank, "cuda:0"
         pages = [Tensor(600), [Tensor(900), Tensor(900)], Tensor(600)]
-        self.model_runner = N(model_memory_usage=1000, model=None, kv_caches=pages)
+        experts = N(modules=list, moe_config=N(moe_parallel_config=N(sp_size=2)))
+        model = N(modules=lambda: [N(experts=experts), N(), experts])
+        self.model_runner = N(model_memory_usage=1000, model=model, kv_caches=pages)
         self.init_snapshot = N(free_memory=9000)
     def determine_available_memory(self):
         self.requested_memory, self.peak_activation_memory, self.non_torch_memory = 5000, 300, 7
@@ -141,6 +143,7 @@ def test_a_worker_writes_its_files(run):
         "graph_estimate_bytes": 0, "available_bytes": 3693, "initial_free_bytes": 9000, "blocks": 5, "kv_bytes": 1500,
         "block_bytes": 300, "graph_bytes": 0, "source": "vllm-memory-profiling", "total_consumed_bytes": None,
         "allocator_peak_bytes": None, "weights_bytes": None, "index_maps_per_step": None, "stage": "serving",
+        "moe_layers": 1, "moe_layers_sequence_parallel": 1, "moe_sp_active": 1,
     }  # fmt: skip
     assert {key: profile[key] for key in known} == known
     assert markers["toggles"]["mtp_hidden_skip"]["taken"] == 1, "written at exit"
