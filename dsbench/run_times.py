@@ -1,4 +1,7 @@
-"""How long a suite takes: measured where a stored result ran it, else estimated from boots that ran its probes."""
+"""How long a suite takes: measured where a stored result ran it, else estimated from boots that ran its probes.
+
+Either way it is a sum: starts of boots, and each probe as often as its own `blocks` let it run.
+"""
 
 from __future__ import annotations
 
@@ -68,26 +71,35 @@ def stored_times(out: Path) -> list[Timed]:
 
 
 def run_times(suite: Suite, stored: Sequence[Timed]) -> list[RunTime]:
-    """One a place: measured where the suite has run as it is now, estimated elsewhere. A recipe is never estimated."""
+    """One a place: measured where the suite has run as it is now, estimated elsewhere. A recipe is never estimated.
+
+    Of several results of one place, one with as many blocks as the suite counts, and the latest of those.
+    """
     probes = suite.probes.pinned()
-    measured: dict[str, RunTime] = {}
+    measured: dict[str, tuple[bool, RunTime]] = {}
     others: dict[str, list[Timed]] = defaultdict(list)
     for timed in stored:
         ran = timed.plan.probes
         same = timed.plan.suite == suite.name and timed.plan.until == suite.until
-        if same and ran.names() and all(ran.table(name) == getattr(probes, name) for name in ran.names()):
+        asked = all(ran.table(name) == getattr(probes, name) and timed.probes[name] for name in ran.names())
+        if same and ran.names() and asked:
             left_out = [name for name in probes.names() if name not in ran.names()]
-            seconds = _experiment(suite, median(timed.boots["measured"]), timed.boots["warm-up"])
-            measured[timed.place] = RunTime(seconds, timed.place, timed.name, False, left_out)
+            seconds = {name: median(timed.probes[name]) for name in ran.names()}
+            total = _experiment(suite, seconds, median(timed.starts), timed.boots["warm-up"])
+            whole = timed.plan.blocks == suite.blocks
+            if whole or not measured.get(timed.place, (False,))[0]:
+                measured[timed.place] = whole, RunTime(total, timed.place, timed.name, False, left_out)
         elif timed.plan.until == suite.until and suite.build is None:
             others[timed.place].append(timed)
     guesses = [_estimate(suite, place, runs) for place, runs in others.items() if place not in measured]
-    return [*measured.values(), *(guess for guess in guesses if guess is not None)]
+    return [*(time for _, time in measured.values()), *(guess for guess in guesses if guess is not None)]
 
 
-def _experiment(suite: Suite, boot: float, warmups: Sequence[float]) -> float:
-    warm = median(warmups) if warmups else boot
-    return ARMS * (suite.blocks * boot + suite.warmup_boots * warm)
+def _experiment(suite: Suite, probes: dict[str, float], start: float, warmups: Sequence[float]) -> float:
+    """Seconds of the boots of an experiment whose probes and starts take so long; without warm-ups, these are starts."""
+    runs = {name: min(suite.blocks, suite.probes.table(name).blocks or suite.blocks) for name in probes}
+    asked = sum(runs[name] * seconds for name, seconds in probes.items())
+    return ARMS * (asked + suite.blocks * start + suite.warmup_boots * (median(warmups) if warmups else start))
 
 
 def _estimate(suite: Suite, place: str, runs: Sequence[Timed]) -> RunTime | None:
@@ -101,10 +113,7 @@ def _estimate(suite: Suite, place: str, runs: Sequence[Timed]) -> RunTime | None
             return None
         known[name] = median(seconds)
     start = median(s for run in runs for s in run.starts)
-    total = sum(
-        ARMS * min(suite.blocks, probes.table(name).blocks or suite.blocks) * seconds for name, seconds in known.items()
-    )
-    total += ARMS * (suite.blocks + suite.warmup_boots) * start
+    total = _experiment(suite, known, start, ())
     several = f"{len(runs)} results" if len(runs) > 1 else runs[0].name
     return RunTime(total, place, several, True)
 

@@ -1,5 +1,7 @@
 """Run times of suites, from stored results."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from dsbench import records as r
@@ -40,6 +42,31 @@ def test_more_blocks_are_worked_out(stored, small):
     out = stored(small, boot=10.0, prefill=2.0)
     more = small.model_copy(update={"blocks": 6})
     assert run_times(more, stored_times(out))[0].seconds == 2 * (6 * 10.0 + 30.0)
+
+
+def test_a_probe_counts_in_its_own_blocks_only(stored):
+    once = parse_suite(
+        SMALL.replace("repeats = 2\n\n[probes.decode]", "repeats = 2\nblocks = 1\n\n[probes.decode]"), "s"
+    )
+    assert (once.probes.prefill.blocks, once.probes.decode.blocks) == (1, None)
+    out = stored(once, boot=10.0, prefill=6.0, blocks=3)
+    twelve = once.model_copy(update={"blocks": 12})
+    (time,) = run_times(twelve, stored_times(out))
+    # The first block's boots have 6 s of prefill and 4 s of start; in the others, which have no prefill, all is start.
+    assert time.seconds == pytest.approx(2 * (1 * 6.0 + 12 * 10.0 + 30.0))
+
+
+def at(hour):
+    return datetime(2025, 5, 1, hour, tzinfo=UTC)
+
+
+def test_a_result_with_the_suites_own_blocks_is_preferred(stored, small):
+    own = small.model_copy(update={"blocks": 3})
+    out = stored(own, boot=10.0, prefill=2.0, now=at(1))
+    stored(own, boot=20.0, prefill=2.0, now=at(2), blocks=2)
+    assert run_times(own, stored_times(out))[0].seconds == 2 * (3 * 10.0 + 30.0)
+    stored(own, boot=14.0, prefill=2.0, now=at(3))
+    assert run_times(own, stored_times(out))[0].seconds == 2 * (3 * 14.0 + 30.0)
 
 
 def test_another_suite_with_the_same_probes_is_estimated(stored, small):
