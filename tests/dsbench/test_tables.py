@@ -123,6 +123,19 @@ def test_a_broken_rule_voids(code):
     assert all(reason.mend for reason in verdict.void)
 
 
+@pytest.mark.parametrize(
+    ("unit", "clock"),
+    [
+        *((unit, True) for unit in ("ms", "s", "µs", "tok/s", "tokens per second", "ms/token", "GB/s", "Seconds")),
+        *((unit, False) for unit in ("items", "menus", "GiB", "points", "systems", "tokens", "share")),
+    ],
+)
+def test_only_clocks_never_read_alike(unit, clock):
+    """24 of 24 items in every boot of both arms are two sound arms, not one file read twice."""
+    verdict = judged(table([24, 24, 23, 24], [24, 24, 23, 24], unit=unit, conditions={}))
+    assert [reason.code for reason in verdict.void] == (["identical-readings"] if clock else [])
+
+
 def test_a_sound_table_is_judged():
     verdict = judged(table())
     assert (verdict.word, verdict.void) == ("improved", [])
