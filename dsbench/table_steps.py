@@ -70,12 +70,10 @@ def judge_steps(table: Table) -> Judged:
     gib = [step.available_kv_gib for step in steps]
     deltas = _deltas(gib)
     exact = table.repeats_to_the_byte
-    resolution = table.printed_resolution_gib or 0.0
-    words = [
-        decide_exact(delta, resolution + ROUNDING, table.better) if exact else _one_boot_each(table, delta)
-        for delta in deltas
-    ]
     total = gib[-1] - gib[0]
+    # Many steps inside the margin can be far beyond it together.
+    judged = [_exact(table, delta) if exact else _one_boot_each(table, delta) for delta in (*deltas, total)]
+    words = judged[:-1]
     figures: dict[str, Any] = {
         "verdict_each_step": words,
         "deltas_gib": deltas,
@@ -84,10 +82,13 @@ def judge_steps(table: Table) -> Judged:
         **_ladder_tokens(steps),
         **(_attribution(table, deltas) if table.predicted_released_mib else {}),
     }
-    word = worst(words)
+    word = worst(judged)
     if exact:
+        margin = table.practical_margin
+        within = f" within {margin:g} {table.unit}" if margin and word == "equivalent" else ""
         lines = [
-            f"{len(deltas)} steps: {word}, {total:+.2f} GiB in all; exact, repeats identical, so one boot is enough."
+            f"{len(deltas)} steps: {word}{within}, {total:+.2f} GiB in all; exact, repeats identical, so one boot is "
+            "enough."
         ]
         if figures.get("attribution_holds") is False:
             lines.append(
@@ -113,6 +114,12 @@ def _one_boot_each(table: Table, delta: float) -> Word:
     p = None if smallest_p(1, 1) > table.alpha else 1.0
     margin = table.practical_margin or 0.0
     return decide(delta, margin=margin, better=table.better, p=p, interval=None, alpha=table.alpha)
+
+
+def _exact(table: Table, delta: float) -> Word:
+    """A change counts beyond the margin, and beyond what printing rounds away."""
+    least = max(table.practical_margin or 0.0, table.printed_resolution_gib or 0.0)
+    return decide_exact(delta, least + ROUNDING, table.better)
 
 
 def _deltas(values: Sequence[float]) -> list[float]:

@@ -229,6 +229,26 @@ def test_a_ladder_whose_prediction_fails_says_so():
     assert "Warning" in verdict.lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("gib", "margin", "word"),
+    [
+        ([20.0, 20.1], 0.5, "equivalent"),
+        ([20.0, 20.1], None, "improved"),
+        ([20.0, 19.9], 0.05, "regressed"),
+        ([20.0, 20.6, 20.5], 0.5, "improved"),
+        ([20.0, 19.6, 19.2], 0.5, "regressed"),  # each step inside the margin, both together beyond it
+    ],
+)
+def test_exact_steps_are_held_to_the_margin(gib, margin, word):
+    content = json.loads((DATA / "ladder_exact.json").read_text())
+    for key in ("predicted_released_mib", "printed_resolution_gib"):
+        content.pop(key, None)
+    steps = [{"step": str(n), "available_kv_gib": value} for n, value in enumerate(gib)]
+    verdict = judged(content | {"steps": steps, "practical_margin": margin})
+    assert verdict.word == word
+    assert ("within 0.5 GiB" in verdict.lines[0]) == (word == "equivalent")
+
+
 def test_exact_must_be_seen_not_only_said():
     content = json.loads((DATA / "ladder_exact.json").read_text())
     assert judged(content | {"noise_model": "exact: no repeats were made"}).word == "inconclusive"
