@@ -123,7 +123,10 @@ def projected_apart(projection: Projection, budget: int) -> list[LadderRow]:
 
 
 def _projected(step: ProjectedStep, capacity: Capacity) -> LadderRow:
-    note = f"refused: {'; '.join(step.refused)}" if step.refused else ""
+    unverified = REGISTRY[step.toggle].unverified_on
+    note = f"unverified on {unverified}" if unverified else ""
+    if step.refused:
+        note = f"refused: {'; '.join(step.refused)}"
     if step.modelled:
         note = "modelled reservation"
     return LadderRow(_state(step.toggle), step.toggle, step.line_bytes, capacity, step.phases, step.index_maps, note)

@@ -22,6 +22,7 @@ from dsbench.records import Arm, EngineName, Plan
 from dsbench.rig import Rig, load_rig
 from dsbench.suite import Suite, Timeouts
 from impl.dims import FLASH, PICO, SHAPES, Dims
+from impl.toggles import REGISTRY
 
 DEEPSEEK_V4 = "DeepseekV4ForCausalLM"
 BOOT_S, STOP_S = 900.0, 30.0
@@ -131,6 +132,9 @@ class Served:
                 m.model_copy(update={"kind": "sample", "margin": LOG_MARGIN}) if m.key in FROM_LOG else m
                 for m in metrics
             ]
+        for toggle in (REGISTRY[name] for name in dict.fromkeys(name for arm in arms for name in arm.takes)):
+            if toggle.unverified_on:
+                notes.append(f"{toggle.name}: unverified on {toggle.unverified_on}; check it: {toggle.verified_by}")
         if self.engine == "endpoint":
             notes.append("each server was started once: boots are visits to it, and their spread is not that of starts")
         if not self.speaks_our_tokens:

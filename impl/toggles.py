@@ -96,6 +96,21 @@ class Toggle:
     """Conditions in words: path, sizes, ownership."""
     argument: Argument | None = None
     """What must follow its name, behind a colon."""
+    in_vllm: str = ""
+    """What its outputs owe the baseline's in vLLM, where that is less than in this engine."""
+    unverified_on: str = ""
+    """Hardware that it is for and has not run on."""
+    verified_by: str = ""
+    """The one command that would verify it there."""
+
+    @property
+    def exactness_told(self) -> str:
+        """`exactness` with its limits: what holds in vLLM, and where nobody has seen it hold."""
+        limits = (
+            self.in_vllm and f"in vLLM {self.in_vllm}",
+            self.unverified_on and f"unverified on {self.unverified_on}",
+        )
+        return "; ".join(filter(None, (self.exactness, *limits)))
 
 
 _TOGGLES = (
@@ -124,6 +139,7 @@ _TOGGLES = (
         expected_bytes=stream_bytes,
         requires=("mtp_hidden_skip",),
         needs="no MTP buffer (it wants the streams before the head); PP=1",
+        in_vllm="the head within one rounding step",
         engines=("embedded", "vllm"),
     ),
     Toggle(
@@ -202,7 +218,9 @@ _TOGGLES = (
         primary="kv.runtime_peak_bytes",
         reference="deepseek_v4_dspark.md 3.5",
         expected_bytes=index_bytes,
-        needs="every dense layer reads global indices; kv.index_maps_per_step falls to 1",
+        needs="every dense layer reads global indices (in vLLM: on SM120); kv.index_maps_per_step falls to 1",
+        unverified_on="SM120",
+        verified_by="python -m impl.vllm_plugin.check_ops index",
         engines=("embedded", "vllm"),
     ),
     Toggle(

@@ -55,7 +55,7 @@ def _list(chosen: list[Toggle], dims: Dims) -> None:
                 toggle.phase,
                 "moves" if toggle.moves_line else "-",
                 _saving(toggle, dims),
-                toggle.exactness,
+                toggle.exactness_told,
                 ", ".join(toggle.requires) or "-",
                 toggle.primary,
             )
@@ -74,7 +74,7 @@ def _describe(toggle: Toggle, dims: Dims) -> None:
         "kind": f"{toggle.kind}, {'on' if toggle.default_on else 'off'} unless named",
         "saves": f"{_saving(toggle, dims)} at {dims.name}, T = {dims.max_num_batched_tokens:,}",
         "phase": f"{toggle.phase}; {'moves' if toggle.moves_line else 'does not move'} the profiled KV line",
-        "exactness": toggle.exactness,
+        "exactness": toggle.exactness_told,
         "judged by": toggle.primary,
         "needs": toggle.needs or "nothing more",
         "argument": _argument(toggle),
@@ -83,6 +83,8 @@ def _describe(toggle: Toggle, dims: Dims) -> None:
         "engines": ", ".join(toggle.engines),
         "reference": toggle.reference,
     }
+    if toggle.unverified_on:
+        facts["unverified"] = f"on {toggle.unverified_on}; one command on such a card checks it: {toggle.verified_by}"
     for key, value in facts.items():
         print_note(f"{key:<10} {value}", 11)
 

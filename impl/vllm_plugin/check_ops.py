@@ -1,7 +1,7 @@
 """Compare the plugin's operations with vLLM's own, bit by bit, on a GPU: `python -m impl.vllm_plugin.check_ops [NAME]`.
 
 Names: seam, final, query, index; all of them without one. Needs vLLM and a GPU, loads no model. `index` maps dense rows
-in place and reads them through a simulated consumer: on SM120 it is the check of `c128_indices_in_place`'s kernel.
+in place and reads them through a simulated consumer. `c128_indices_in_place` is unverified on SM120: this is its check.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from impl.toggles import find
+
 HIDDEN, STREAMS, HEADS, HEAD_DIM = 4096, 4, 64, 512
 TOKENS = (64, 1024, 8192)
+INDEX_TOGGLE = "c128_indices_in_place"
 GATES: tuple[Any, ...] = (1e-6, 1e-6, 1e-6, 2.0, 20)
 
 Check = Iterator[tuple[str, bool | None, str]]
@@ -123,6 +126,15 @@ def check_index(version: str) -> Check:
         yield f"index rows, {n} x {active}", same, "through a simulated consumer"
 
 
+def index_status(platform: str) -> str:
+    """What the `index` check says of its toggle on a platform, such as `sm90`."""
+    toggle = find(INDEX_TOGGLE)
+    if platform == toggle.unverified_on.lower():
+        return f"{toggle.name} is unverified on {toggle.unverified_on}; this is the check of its kernel there"
+    stays = f"{toggle.name} is unverified on {toggle.unverified_on}, and stays so: this is {platform}"
+    return f"{stays}. On such a card: {toggle.verified_by}"
+
+
 def _consume(memory: Any, slots: Any, lens: Any) -> Any:
     import torch
 
@@ -162,6 +174,8 @@ def main(names: list[str]) -> int:
     version, failed = vllm_version(), 0
     print(f"vLLM {version}, {platform_name()}")
     for name in names or CHECKS:
+        if name == "index":
+            print(index_status(platform_name()), flush=True)
         for what, same, figure in CHECKS[name](version):
             failed += same is False
             verdict = {True: "same bits", None: "within the bound", False: "DIFFERS"}[same]

@@ -42,7 +42,7 @@ def test_states_follow_from_the_budget_and_stand_beside_the_published_ones():
     distances = [ladder.Distance.of(row, other) for row, other in zip(rows, theirs, strict=True)]
     assert [distance.blocks for distance in distances] == [0, -1, -1, -1, -1, -2, -1]
     assert max(abs(distance.step_bytes) for distance in distances) < 1_077_120, "steps agree to a block"
-    assert [row.note for row in rows if row.note] == ["modelled reservation"]
+    assert [row.note for row in rows if row.note] == ["modelled reservation", "unverified on SM120"]
 
 
 def test_a_step_that_shrinks_shows_in_every_later_state():

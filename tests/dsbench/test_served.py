@@ -75,6 +75,26 @@ def test_with_the_plugin_arms_are_read_back(site):
     assert not any("no plugin of ours" in note for note in found.notes)
 
 
+def test_a_toggle_that_nobody_has_verified_is_called_so_in_its_plan(site):
+    note = "c128_indices_in_place: unverified on SM120; check it: python -m impl.vllm_plugin.check_ops index"
+    assert note in plan("org/m", (site(plugin=True),), toggles=("c128_indices_in_place",), suite="full").notes
+    assert note not in plan("org/m", (site(plugin=True),), toggles=("mtp_hidden_skip",), suite="full").notes
+
+
+def test_index_maps_that_nobody_counts_are_no_open_guard(site, make_records):
+    """The rows of the suite's guards are all answered."""
+    asked = plan("org/m", (site(plugin=True),), suite="kv", toggles=("mhc_input_reuse",))
+    assert "kv.index_maps_per_step" not in [*asked.guards, *(m.key for m in asked.metrics)]
+    (note,) = [note for note in asked.notes if "kv.index_maps_per_step" in note]
+    assert "not-applicable, vLLM's memory profile runs no attention" in note
+    verdict = judge(asked, make_records(asked))
+    assert verdict.arms[0].unresolved_guards == []
+    assert note in verdict.notes
+    ours = Asked(**{**NONE, "suite_name": "kv", "seed": 0, "shape": "micro", "load_format": "auto", "eager": False,
+                    "engine": "embedded", "toggles": ("mhc_input_reuse",)}).plan()  # fmt: skip
+    assert "kv.index_maps_per_step" in ours.guards
+
+
 def test_speculation_is_what_the_arguments_say(site):
     config = json.dumps({"method": "ngram", "num_speculative_tokens": 3})
     found = plan(f"org/m --speculative-config '{config}'", (site(),), arms=ARMS)

@@ -23,6 +23,17 @@ def test_expected_bytes_at_flash_are_the_published_buffers():
     }
 
 
+def test_what_an_outputs_exactness_does_not_cover_is_told_with_it():
+    told = {
+        name: toggle.exactness_told for name, toggle in REGISTRY.items() if toggle.exactness_told != toggle.exactness
+    }
+    assert told == {
+        "mhc_final_fused": "bitwise; in vLLM the head within one rounding step",
+        "c128_indices_in_place": "bitwise; unverified on SM120",
+    }
+    assert all(bool(toggle.unverified_on) == bool(toggle.verified_by) for toggle in REGISTRY.values())
+
+
 def test_expected_bytes_follow_the_shape():
     wider = PICO.with_changes(max_num_batched_tokens=512, hidden_size=128)
     assert REGISTRY["mhc_input_reuse"].expected_bytes(PICO) == 256 * 64 * 2

@@ -30,13 +30,25 @@ def test_toggle_table_is_the_registry():
             toggle.phase,
             "moves" if toggle.moves_line else "-",
             mib(toggle.expected_bytes(FLASH)) if toggle.expected_bytes else "-",
-            toggle.exactness,
+            toggle.exactness_told,
             ", ".join(toggle.requires) or "-",
             toggle.primary,
         ]
         for toggle in REGISTRY.values()
     ]
     assert rows[2:] == expected
+
+
+def test_what_is_unverified_is_called_so_with_the_command_that_would_verify_it():
+    toggles = [toggle for toggle in REGISTRY.values() if toggle.unverified_on]
+    assert [(toggle.name, toggle.unverified_on) for toggle in toggles] == [("c128_indices_in_place", "SM120")]
+    pages = [README, *((ROOT / name).read_text("utf-8") for name in ("suites/sm120-pr.toml", "results/h200/README.md"))]
+    for toggle in toggles:
+        for page in pages:
+            words = " ".join(page.replace("#", " ").split())
+            assert f"unverified on {toggle.unverified_on}" in words
+            assert toggle.name in words
+            assert toggle.verified_by in words
 
 
 @pytest.mark.parametrize("name", COMMANDS)

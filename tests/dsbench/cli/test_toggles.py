@@ -17,7 +17,7 @@ def run(*args: str):
 def test_list_names_every_toggle_with_its_facts():
     lines = {line.split()[0]: line for line in run().splitlines() if line.strip()}
     for name, toggle in REGISTRY.items():
-        for fact in (toggle.kind, toggle.phase, toggle.exactness, toggle.primary, *toggle.requires):
+        for fact in (toggle.kind, toggle.phase, toggle.exactness_told, toggle.primary, *toggle.requires):
             assert fact in lines[name]
         assert ("moves" in lines[name]) == toggle.moves_line
 
@@ -36,5 +36,7 @@ def test_each_is_described(name):
     text = run(name)
     for fact in (toggle.summary, toggle.needs, toggle.reference, toggle.primary, *toggle.requires, *toggle.conflicts):
         assert fact in text
+    if toggle.unverified_on:
+        assert f"on {toggle.unverified_on}; one command on such a card checks it: {toggle.verified_by}" in text
     if toggle.expected_bytes:
         assert f"{toggle.expected_bytes(FLASH) // 2**20} MiB" in text
