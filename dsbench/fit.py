@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dsbench.metrics import Metric, metric
-from dsbench.probe_settings import SP_ACTIVE, Probes
+from dsbench.probe_settings import INDEX_MAPS, SP_ACTIVE, Probes
 from dsbench.records import Arm
 from dsbench.suite import Suite
 
@@ -52,6 +52,15 @@ def fit(suite: Suite, arms: Sequence[Arm], *, synthetic: bool) -> Fitted:
         if moved:
             notes.append("the arms are different builds, which may need different memory: kv.* is shown, not guarded")
     return Fitted(probes, metrics, guards, controls, not_run, notes)
+
+
+def without_index_maps(suite: Suite) -> tuple[Suite, list[str]]:
+    """The suite for vLLM, and a note of what it leaves out: a guard that no boot can read would stay open for good."""
+    if suite.probes.kv is None or not suite.probes.kv.index_maps:
+        return suite, []
+    kv = suite.probes.kv.model_copy(update={"index_maps": False})
+    note = f"{INDEX_MAPS}: not-applicable, vLLM's memory profile runs no attention and nobody counts its index maps"
+    return suite.model_copy(update={"probes": suite.probes.model_copy(update={"kv": kv})}), [note]
 
 
 def _not_run(arms: Sequence[Arm], synthetic: bool) -> dict[str, str]:

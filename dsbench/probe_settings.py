@@ -15,7 +15,7 @@ from dsbench.tool_scenarios import Scenario, battery
 PAIR_KEYS = 26 * 26
 """Keys of two lower-case letters."""
 LEAST_BALLOTS = 20
-SP_ACTIVE = "moe.sp_active"
+SP_ACTIVE, INDEX_MAPS = "moe.sp_active", "kv.index_maps_per_step"
 
 
 class KvProbe(ProbeTable):
@@ -23,11 +23,13 @@ class KvProbe(ProbeTable):
 
     sequence_parallel: bool = False
     """Whether it reads how the MoE layers were built, too: `moe.sp_active`. Plans ask where an arm is judged by it."""
+    index_maps: bool = True
+    """Whether it reads `kv.index_maps_per_step`; taken out of plans for vLLM, where nobody counts them."""
 
     def metrics(self) -> list[str]:
         return ["kv.available_bytes", "kv.weights_bytes", "kv.persistent_bytes", "kv.workspace_bytes",
                 "kv.peak_activation_bytes", "kv.runtime_peak_bytes", "kv.resident_bytes",
-                "kv.index_maps_per_step", "kv.non_torch_bytes", "kv.blocks", "kv.tokens",
+                *([INDEX_MAPS] if self.index_maps else []), "kv.non_torch_bytes", "kv.blocks", "kv.tokens",
                 "kv.max_concurrency", *([SP_ACTIVE] if self.sequence_parallel else [])]  # fmt: skip
 
 

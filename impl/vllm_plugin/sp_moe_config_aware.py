@@ -3,8 +3,8 @@
 The rule is `impl.sp_moe.config_aware`. Flipping the gate turns off the padding of the shared expert's shares, so a
 start where that padding is not empty is refused: the weights would no longer fit (source_pr.md section 7).
 
-The marker counts answers of the gate that were flipped; whether MoE layers run sequence-parallel for it is read from the
-layers (`impl.vllm_plugin.moe`). Up to 0.26 DeepSeek V4's MoE never asks the gate: there the padding alone goes.
+The marker counts answers of the gate that were flipped; whether MoE layers run sequence-parallel for it is read from
+the layers (`impl.vllm_plugin.moe`). Up to 0.26 DeepSeek V4's MoE never asks the gate: there the padding alone goes.
 """
 
 from __future__ import annotations

@@ -95,6 +95,20 @@ def test_index_maps_that_nobody_counts_are_no_open_guard(site, make_records):
     assert "kv.index_maps_per_step" in ours.guards
 
 
+def test_index_maps_that_nobody_counts_are_no_open_guard(site, make_records):
+    """The rows of the suite's guards are all answered."""
+    asked = plan("org/m", (site(plugin=True),), suite="kv", toggles=("mhc_input_reuse",))
+    assert "kv.index_maps_per_step" not in [*asked.guards, *(m.key for m in asked.metrics)]
+    (note,) = [note for note in asked.notes if "kv.index_maps_per_step" in note]
+    assert "not-applicable, vLLM's memory profile runs no attention" in note
+    verdict = judge(asked, make_records(asked))
+    assert verdict.arms[0].unresolved_guards == []
+    assert note in verdict.notes
+    ours = Asked(**{**NONE, "suite_name": "kv", "seed": 0, "shape": "micro", "load_format": "auto", "eager": False,
+                    "engine": "embedded", "toggles": ("mhc_input_reuse",)}).plan()  # fmt: skip
+    assert "kv.index_maps_per_step" in ours.guards
+
+
 def test_speculation_is_what_the_arguments_say(site):
     config = json.dumps({"method": "ngram", "num_speculative_tokens": 3})
     found = plan(f"org/m --speculative-config '{config}'", (site(),), arms=ARMS)
