@@ -45,6 +45,8 @@ def fit(suite: Suite, arms: Sequence[Arm], *, synthetic: bool) -> Fitted:
     if synthetic:
         metrics = [m.model_copy(update={"better": "same"}) if _counts_drafts(m) else m for m in metrics]
     notes = [f"{', '.join(names)}: not-run, {why}" for why, names in _by_reason(told).items()]
+    if synthetic and probes.identity is not None:
+        notes.append("identity: with synthetic acceptance many of its tokens are drafts that no target has verified")
     guards, controls = _expand(suite.guards, metrics), _expand(suite.drift_controls, metrics)
     if any(arm.build != arms[0].build for arm in arms):
         moved = [key for key in (*guards, *controls) if key.startswith("kv.")]

@@ -174,6 +174,9 @@ def test_synthetic_acceptance_runs_no_quality_test_and_takes_any_change_as_a_fau
     assert plan.probes.names() == ["identity", "acceptance"]
     assert {m.better for m in plan.metrics if m.key.startswith("accept.")} == {"same"}
     assert "smoke, output_law: not-run, with synthetic acceptance the output is not the target's" in plan.notes
+    unverified = "identity: with synthetic acceptance many of its tokens are drafts that no target has verified"
+    assert unverified in plan.notes
+    assert unverified not in make(suite="spec", toggles=["draft_logits_persistent=off"], controls=True).notes
 
 
 @pytest.mark.parametrize(

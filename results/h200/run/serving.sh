@@ -1,7 +1,8 @@
 # Tokens and bytes of serving, base / q / all, two boots each. bash serving.sh GPU
+# Drafts are verified (vLLM's standard rejection sampling): at rates of synthetic acceptance most tokens would be the draft's.
 export CUDA_VISIBLE_DEVICES=$1
 . /tmp/gpu/env.sh; mkdir -p /tmp/res; cd /tmp
-SPEC='{"method":"dspark","num_speculative_tokens":5,"draft_sample_method":"probabilistic","rejection_sample_method":"synthetic","synthetic_acceptance_length":3.3}'
+SPEC='{"method":"dspark","num_speculative_tokens":5,"draft_sample_method":"probabilistic"}'
 ALL=mtp_hidden_skip,c128a_topk_shared,dflash_staging_skip,q_in_place,mhc_final_fused,mhc_residual_reuse,mhc_input_reuse
 timeout 580 python3 -P -m dsbench ab --engine vllm --suite /tmp/gpu/serving.toml --seed 0 \
   --arm base='' --arm q='toggles=q_in_place' --arm all="toggles=$ALL" \
