@@ -221,9 +221,14 @@ class CoherenceProbe(ProbeTable):
         """Concurrency and payload, in the order they are asked."""
         return [(streams, payload) for streams in self.concurrencies for payload in self.payloads]
 
+    def n_requests(self) -> int:
+        return self.seeds * len(self.payloads) * sum(self.concurrencies)
+
     def n_items(self) -> int:
-        requests = self.seeds * len(self.payloads) * sum(self.concurrencies)
-        return requests * (1 + self.needles + (self.ballots > 0)) + len(self.parts())
+        return self.n_requests() + self.n_items_of("coherence.recall") + len(self.parts())
+
+    def n_items_of(self, metric: str) -> int:
+        return self.n_requests() * (self.needles + (self.ballots > 0) if metric == "coherence.recall" else 1)
 
     def longest(self) -> int:
         asked = len("?") + len("kx,") * self.needles
@@ -310,6 +315,10 @@ class ToolcallProbe(ProbeTable):
 
     def n_items(self) -> int:
         return len(self.chosen()) * len(self.thinking) * self.rounds
+
+    def n_items_of(self, metric: str) -> int:
+        mine = [s for s in self.chosen() if metric in ("toolcall.points", f"toolcall.{s.category}")]
+        return len(mine) * len(self.thinking) * self.rounds
 
 
 class Probes(Table):

@@ -59,6 +59,10 @@ class ProbeTable(Table, ABC):
         """Number of items it asks; 0 for a probe without items."""
         return 0
 
+    def n_items_of(self, metric: str) -> int:
+        """Number of items of one of its metrics."""
+        return self.n_items()
+
     def longest(self) -> int:
         """Tokens of its longest request, output included; 0 where only the engine's tokenizer can say."""
         return 0

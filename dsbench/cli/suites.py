@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FLIPS = 0.02
 """Share of the items that answer otherwise in two boots of one build, for what items can show."""
+USUAL = "embedded micro,"
+"""Beginning of the place of an experiment that is told no engine and no shape."""
 
 
 @click.command(short_help="List the suites, or describe one.")
@@ -52,7 +54,7 @@ def _times(suite: Suite, stored: Any, run_times: Any) -> list[RunTime]:
         found: list[RunTime] = run_times(suite, stored)
     except InputError:  # its questions are elsewhere, so nothing can be compared with what has run
         return []
-    return sorted(found, key=lambda time: (time.estimated, len(time.missing)))
+    return sorted(found, key=lambda time: (not time.place.startswith(USUAL), time.estimated, len(time.missing)))
 
 
 def boots(suite: Suite) -> int:
@@ -68,6 +70,13 @@ def items(suite: Suite, probe: str) -> int | None:
         return None
 
 
+def _items_of(suite: Suite, probe: str, key: str) -> int | None:
+    try:
+        return suite.probes.table(probe).n_items_of(key)
+    except InputError:
+        return None
+
+
 # --- what can be shown ------------------------------------------------------------------------------------------------
 
 
@@ -77,10 +86,13 @@ def resolves(suite: Suite) -> dict[str, str]:
 
     found = {}
     for name in suite.probes.names():
-        metrics = [metric(key) for key in suite.probes.metrics(name)]
         blocks = min(suite.blocks, suite.probes.table(name).blocks or suite.blocks)
-        told = dict.fromkeys(_shows(m, blocks, items(suite, name)) for m in metrics)
-        found[name] = "; ".join(told) or "nothing: it warms up"
+        told: dict[str, list[str]] = {}
+        for key in suite.probes.metrics(name):
+            told.setdefault(_shows(metric(key), blocks, _items_of(suite, name, key)), []).append(key)
+        names = {text: dict.fromkeys(key.split(".")[1] for key in keys if "." in key) for text, keys in told.items()}
+        named = [f"{', '.join(keys)}: {text}" for text, keys in names.items()]
+        found[name] = "; ".join(named if len(told) > 1 else told) or "nothing: it warms up"
     return found
 
 
@@ -100,7 +112,8 @@ def _shows(metric: Metric, blocks: int, n_items: int | None) -> str:
             return "a share of its items"
         seen = smallest_share(n_items, max(FLIPS, 1 / n_items), ALPHA, boots=blocks, margin=metric.margin)
         flips = f"if {FLIPS * 100:g} % flip between boots"
-        return "too few items for a test" if seen is None else f"at best {seen * 100:.2g} points, {flips}"
+        few = f"{n_items} items are too few for a test"
+        return few if seen is None else f"at best {seen * 100:.2g} points, {flips}"
     if metric.kind == "counter-ratio":
         least = boots_to_fire(ALPHA)
         return f"beyond {_margin(metric)}" if blocks >= least else f"equal counts, and a change from {least} blocks on"
@@ -130,9 +143,7 @@ def _list(chosen: Sequence[Suite], times: dict[str, list[RunTime]]) -> None:
                 ", ".join(suite.probes.names()),
                 suite.blocks,
                 boots(suite),
-                f"{_clock(times[suite.name][0])} ({times[suite.name][0].place})"
-                if times[suite.name]
-                else "not measured yet",
+                _short_time(times[suite.name]),
                 suite.summary,
             )
             for suite in chosen
@@ -184,6 +195,15 @@ def _describe(suite: Suite, times: Sequence[RunTime]) -> None:
             )
         )
     print_table("Probes, in the order they run", ("probe", "metrics", "items", "blocks", "can show", "what"), rows)
+
+
+def _short_time(times: Sequence[RunTime]) -> str:
+    """The time of the place that comes first; for another shape than the usual one it says that it is another."""
+    if not times:
+        return "not measured yet"
+    place, usual = times[0].place, USUAL.rstrip(",")
+    other = place.startswith("embedded ") and not place.startswith(USUAL)
+    return f"{_clock(times[0])} ({place}{f'; {usual} not measured yet' if other else ''})"
 
 
 def _without(time: RunTime) -> str:

@@ -170,9 +170,10 @@ def ratio_sd(share: float, counts: float, between: float = 0.0) -> float:
 def smallest_share(items: int, flips: float, alpha: float, boots: int = 1, margin: float = 0.0) -> float | None:
     """Smallest difference of the share that is right, seen with 80 % power over paired items.
 
-    One boot an arm is exact McNemar, and `flips` the share of items that differ between the arms; None if even
-    losing all of them would not be seen. With more boots the items' mean scores are compared, and `flips` is the
-    share that differs between two boots of one arm: the difference itself comes on top.
+    One boot an arm is exact McNemar, and `flips` the share of items that differ between the arms: a larger difference
+    makes as many differ as it is large, all of them one way. None if even losing every item would not be seen. With
+    more boots the items' mean scores are compared, and `flips` is the share that differs between two boots of one arm:
+    the difference itself comes on top.
     """
     if not 0 < flips <= 1:
         raise ValueError(f"flips must be a share above 0 and at most 1, got {flips}")
@@ -181,9 +182,11 @@ def smallest_share(items: int, flips: float, alpha: float, boots: int = 1, margi
         for _ in range(20):
             seen = _visible_by_t(math.sqrt((flips + seen) / boots / items), items - 1, alpha, margin)
         return seen
-    if mcnemar_power(items, flips, flips, alpha, margin) < POWER:
-        return None
-    return float(brentq(lambda d: mcnemar_power(items, flips, d, alpha, margin) - POWER, 0.0, flips, xtol=1e-7))
+
+    def beyond(difference: float) -> float:
+        return mcnemar_power(items, max(flips, difference), difference, alpha, margin) - POWER
+
+    return None if beyond(1.0) < 0 else float(brentq(beyond, 0.0, 1.0, xtol=1e-7))
 
 
 def mcnemar_power(items: int, flips: float, difference: float, alpha: float, margin: float = 0.0) -> float:

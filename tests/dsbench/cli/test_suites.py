@@ -5,7 +5,8 @@ import json
 import pytest
 
 from dsbench.cli import main
-from dsbench.cli.suites import resolves
+from dsbench.cli.suites import _short_time, _times, resolves
+from dsbench.run_times import RunTime
 from dsbench.suite import load_suite, parse_suite, shipped
 from tests.dsbench.conftest import SMALL
 
@@ -67,6 +68,33 @@ def test_what_so_many_blocks_can_show(blocks, speed, kv):
     assert speed in shows["decode"]
     assert shows["kv"] == kv
     assert shows["smoke"] == "any item that is lost"
+
+
+def test_each_metric_of_a_probe_is_told_by_its_own_items():
+    shows = resolves(load_suite("full"))
+    assert shows["coherence"] == (
+        "recall: at best 2.6 points, if 2 % flip between boots; clean, finished: at best 9.9 points, if 2 % flip "
+        "between boots; prefix_reuse: equal counts, and a change from 4 blocks on"
+    )
+    assert shows["instruction"] == "at best 7.8 points, if 2 % flip between boots"
+    assert shows["toolcall"].startswith("points: at best 48 points")
+    assert shows["toolcall"].endswith("recovery: 3 items are too few for a test")
+    assert shows["concurrency"].startswith("tps, request_tps: 0.89 standard")
+    for probe in ("coherence", "toolcall", "instruction"):
+        table = load_suite("full").probes.table(probe)
+        assert all(0 < table.n_items_of(key) <= table.n_items() for key in table.metrics())
+
+
+def test_the_time_of_the_usual_shape_comes_first_and_another_ones_says_so():
+    def time(place, estimated=False):
+        return RunTime(240.0, place, "r", estimated)
+
+    pico, micro = time("embedded pico, 2 cores"), time("embedded micro, 2 cores", estimated=True)
+    given = _times(None, None, lambda suite, stored: [pico, time("vllm flash, 1x H200"), micro])
+    assert given[0] == micro
+    assert _short_time(given) == "4 min, estimated (embedded micro, 2 cores)"
+    assert _short_time([pico]) == "4 min (embedded pico, 2 cores; embedded micro not measured yet)"
+    assert _short_time([]) == "not measured yet"
 
 
 def test_more_items_and_more_boots_show_less():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chi2, mannwhitneyu, norm
+from scipy.stats import binom, chi2, mannwhitneyu, norm
 
-from dsbench.stats.items import mcnemar_p
+from dsbench.stats.items import compare_items, mcnemar_p
 from dsbench.stats.power import (
     POWER,
     blocks_needed,
@@ -123,9 +123,53 @@ def test_more_boots_and_no_margin_see_smaller_shares():
     assert one > two > four
     assert smallest_share(1319, 0.04, ALPHA, margin=0.015) > one
     assert smallest_share(1319, 0.04, ALPHA, boots=2, margin=0.01) > two
-    assert smallest_share(20, 0.1, ALPHA) is None
+    assert smallest_share(5, 0.1, ALPHA) is None, "five items that are all lost have p = 0.0625"
+    assert smallest_share(6, 0.1, ALPHA) == pytest.approx(POWER ** (1 / 6), abs=1e-4), "all six must be lost"
     with pytest.raises(ValueError, match="flips must be a share"):
         smallest_share(20, 0.0, ALPHA)
+
+
+def seen_by_enumeration(items, flips, difference, margin):
+    """Chance that the verdict calls a loss, over every number of gained and lost items."""
+    p = cache(mcnemar_p)
+    gained, lost = (flips - difference) / 2, (flips + difference) / 2
+    total = 0.0
+    for up in range(int(binom.isf(1e-9, items, gained)) + 1 if gained > 1e-12 else 1):
+        left, share = items - up, lost / (1 - gained)
+        downs = [
+            down
+            for down in range(up, int(binom.isf(1e-9, left, share)) + 1)
+            if p(up, down) <= ALPHA and (down - up) / items > margin + 1e-12
+        ]
+        total += binom.pmf(up, items, gained) * binom.pmf(downs, left, share).sum()
+    return total
+
+
+@pytest.mark.parametrize(
+    ("items", "flips", "margin"),
+    [(390, 0.02, 0.02), (100, 0.02, 0.01), (100, 0.02, 0.02), (15, 1 / 15, 0.02), (78, 0.02, 0.02), (400, 0.10, 0.01)],
+)
+def test_the_smallest_share_is_seen_four_times_in_five_and_a_smaller_one_less(items, flips, margin):
+    """Where few items flip by themselves the difference is larger than their share, and all of it goes one way."""
+    least = smallest_share(items, flips, ALPHA, margin=margin)
+    assert seen_by_enumeration(items, max(flips, least), least, margin) == pytest.approx(POWER, abs=1e-4)
+    less = 0.9 * least
+    assert seen_by_enumeration(items, max(flips, less), less, margin) < POWER
+    assert least > margin
+
+
+def test_thirteen_of_390_items_are_more_than_the_smallest_share():
+    """As the stored dose lost them, none gained. Simulated items, compared as the verdict does."""
+    least = smallest_share(390, 0.02, ALPHA, margin=0.02)
+    assert 8 / 390 < least < 13 / 390
+    rng, names = np.random.default_rng(11), [str(i) for i in range(390)]
+    called = 0
+    for _ in range(400):
+        lost = rng.random(390) < least
+        after = {name: 1.0 - float(bad) for name, bad in zip(names, lost, strict=True)}
+        paired = compare_items(dict.fromkeys(names, 1.0), after)
+        called += paired.p <= ALPHA and paired.difference < -0.02
+    assert called / 400 == pytest.approx(POWER, abs=0.06)
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.01])
