@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from statistics import median_low
 
 from dsbench.by_host import ByHost, exact_by_host, samples_by_host, steady_by_host
 from dsbench.comparison import Comparison, Numbers
@@ -16,12 +16,15 @@ from dsbench.ratios import compare_ratios
 from dsbench.records import ALPHA, Arm, Observation, Plan, Verdict
 from dsbench.reuse import across_time
 from dsbench.sample_row import compare_samples
-from dsbench.stats.exact import compare_exact
+from dsbench.stats.exact import FAR, compare_exact, far_apart, spread
 from dsbench.tests_row import compare_tests
 
 LEAST_BOOTS = 2
 """Boots an arm from which exact, item and draft metrics can be judged: one boot cannot show that it repeats."""
 ONE_BOOT = "one boot an arm: nothing shows that it repeats; exact, item and draft metrics need 2"
+
+WITHIN_BASELINE = "no boot of the candidate reads beyond the baseline's own boots"
+"""Of a drift control that is not exact: nothing shows that it moved."""
 
 
 def compare(
@@ -54,6 +57,8 @@ def compare(
         if exact:
             return _undecided(exact) if few else exact
     notes = ["varies between the baseline's own boots: judged as a sample"] if metric.kind == "exact" else []
+    if notes and role == "drift control" and min(a.values()) <= min(b.values()) <= max(b.values()) <= max(a.values()):
+        notes.append(WITHIN_BASELINE)
     row = across_time(plan, compare_samples(this, a, b, blocks, notes))
     return samples_by_host(row, a, b, boots, ALPHA)
 
@@ -69,23 +74,52 @@ def _undecided(row: Verdict) -> Verdict:
 
 
 def _exact(this: Comparison, baseline: Numbers, candidate: Numbers) -> Verdict | None:
-    """The row of an exact metric; None if the baseline varies, so that it has to be judged as a sample."""
-    outcome = compare_exact(baseline, candidate)
-    if outcome == "baseline-varies":
-        return None
-    counts = {"n_baseline": len(baseline), "n_candidate": len(candidate), "baseline": baseline[0]}
+    """The row of an exact metric; None if the baseline varies, so that it has to be judged as a sample.
+
+    Readings of an arm agree if they differ by no more than the margin. A baseline that varies by more still shows a
+    change that is far beyond what its boots differ by.
+    """
+    base = median_low(baseline)
+    in_unit = this.metric.absolute or not base
+    outcome = compare_exact(baseline, candidate, this.metric.margin * (1 if in_unit else abs(base)))
+    counts = {"n_baseline": len(baseline), "n_candidate": len(candidate), "baseline": base}
+    wobble = max(spread(baseline), spread(candidate))
     notes: list[str] = []
-    if outcome == "candidate-varies":
+    if outcome == "baseline-varies":
+        if not far_apart(baseline, candidate):
+            return None
+        notes.append(
+            f"boots of one arm differ by up to {wobble:,.10g} {this.metric.unit}; the arms lie more than {FAR} times "
+            "as far apart"
+        )
+    elif outcome == "candidate-varies":
         seen = ", ".join(f"{value:,.10g}" for value in sorted(set(candidate)))
         return this.row("regressed", **counts, notes=[f"not deterministic: its boots read {seen}"])
-    delta = candidate[0] - baseline[0]
-    relative = delta / baseline[0] if baseline[0] else None
+    elif wobble:
+        notes.append(
+            f"boots of one arm differ by up to {wobble:,.10g} {this.metric.unit}, within the margin: taken as agreeing"
+        )
+    level = median_low(candidate)
+    delta = level - base
     expected = this.arm.expected.get(this.metric.key)
     if expected is not None and expected != delta:
         notes.append(_unexpected(this, expected, delta))
-    word = decide_exact(delta if relative is None else math.copysign(abs(relative), delta), this.metric.margin,
-                        this.metric.better)  # fmt: skip
-    return this.row(word, **counts, candidate=candidate[0], delta=delta, relative=relative, notes=notes)
+    # Wherever in its arm's range a boot reads, the word has to be the same.
+    changes = (min(candidate) - max(baseline), max(candidate) - min(baseline))
+    words = {
+        decide_exact(change if in_unit else change / abs(base), this.metric.margin, this.metric.better)
+        for change in changes
+    }
+    if len(words) > 1:
+        notes.append("the boots lie on both sides of the margin")
+    return this.row(
+        words.pop() if len(words) == 1 else "inconclusive",
+        **counts,
+        candidate=level,
+        delta=delta,
+        relative=delta / base if base else None,
+        notes=notes,
+    )
 
 
 def _exact_on_hosts(this: Comparison, steady: Mapping[str, tuple[float, float, int]]) -> Verdict:

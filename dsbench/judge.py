@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dsbench.by_host import differs_reasons, unequal
 from dsbench.claims import corrected, is_unproven_gain
 from dsbench.coherence_findings import coherence_findings
-from dsbench.compare import compare
+from dsbench.compare import WITHIN_BASELINE, compare
 from dsbench.comparison import merged
 from dsbench.decide import overall, worst
 from dsbench.effects import effects
@@ -111,10 +111,11 @@ def _arm_verdict(arm: Arm, rows: Sequence[Verdict], void: bool) -> ArmVerdict:
 
 
 def _drift(rows: Sequence[Verdict]) -> list[VoidReason]:
-    """A drift control that moved: something other than the toggle changed, too."""
+    """A drift control that moved: something other than the toggle changed, too. Or one that may have."""
     found = []
     for row in rows:
-        if row.role == "drift control" and row.word in ("improved", "regressed"):
+        moved, open_ = row.word in ("improved", "regressed"), _moved_and_open(row)
+        if row.role == "drift control" and (moved or open_):
             known = row.baseline is not None and row.candidate is not None
             how = f"{row.baseline:,.10g} -> {row.candidate:,.10g} {row.unit}" if known else "; ".join(row.notes)
             found.append(
@@ -124,8 +125,23 @@ def _drift(rows: Sequence[Verdict]) -> list[VoidReason]:
                     mend="find what else changed between the arms (machine, clocks, weights) and run again",
                     arm=row.arm,
                 )
+                if moved
+                else VoidReason(
+                    code="drift-unresolved",
+                    text=f"{row.metric}, which {row.arm} cannot touch, may have moved: {how}, beyond its margin",
+                    mend="run more blocks, or take a drift control whose boots agree",
+                    arm=row.arm,
+                )
             )
     return found
+
+
+def _moved_and_open(row: Verdict) -> bool:
+    """Whether a row without an answer has an effect beyond its margin, where its baseline does not vary as far."""
+    if row.word != "inconclusive" or row.delta is None or WITHIN_BASELINE in row.notes:
+        return False
+    relative = row.kind != "item" and not row.margin_absolute and row.relative is not None
+    return abs((row.relative or 0.0) if relative else row.delta) > row.margin
 
 
 def _nothing_checked(rows: Sequence[Verdict]) -> list[VoidReason]:

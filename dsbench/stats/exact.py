@@ -8,16 +8,37 @@ from typing import Literal, TypeVar
 Outcome = Literal["equal", "differs", "candidate-varies", "baseline-varies"]
 V = TypeVar("V")
 
+FAR = 10
+"""Times the larger spread of an arm's boots by which two arms lie apart that need no test to be told apart."""
 
-def compare_exact(baseline: Sequence[V], candidate: Sequence[V]) -> Outcome:
+
+def compare_exact(baseline: Sequence[V], candidate: Sequence[V], tolerance: float = 0.0) -> Outcome:
     """How two arms' boots compare: all boots of an arm must agree before the arms are compared.
 
-    Raises ValueError for an arm without a boot.
+    Numbers agree if they differ by at most `tolerance`, in their unit. Raises ValueError for an arm without a boot.
     """
     if not baseline or not candidate:
         raise ValueError("an exact comparison needs at least one boot an arm")
-    if any(value != baseline[0] for value in baseline):
+    if not _agree(baseline, tolerance):
         return "baseline-varies"
-    if any(value != candidate[0] for value in candidate):
+    if not _agree(candidate, tolerance):
         return "candidate-varies"
-    return "equal" if baseline[0] == candidate[0] else "differs"
+    return "equal" if all(value == baseline[0] for value in (*baseline, *candidate)) else "differs"
+
+
+def _agree(values: Sequence[V], tolerance: float) -> bool:
+    if all(value == values[0] for value in values):
+        return True
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return len(numbers) == len(values) and spread(numbers) <= tolerance
+
+
+def spread(values: Sequence[float]) -> float:
+    """Largest less smallest."""
+    return max(values) - min(values)
+
+
+def far_apart(baseline: Sequence[float], candidate: Sequence[float]) -> bool:
+    """Whether all boots of one arm lie beyond the other's by more than `FAR` times the larger spread of an arm."""
+    gap = max(min(candidate) - max(baseline), min(baseline) - max(candidate))
+    return gap > FAR * max(spread(baseline), spread(candidate))

@@ -65,7 +65,7 @@ def test_a_candidate_that_varies_is_regressed_for_nondeterminism(verdict_of):
 
 
 def test_a_baseline_that_varies_makes_a_sample_and_says_so(verdict_of):
-    verdict = verdict_of(on(PRIMARY, "baseline", lambda boot: 1_000_000 + boot.number))
+    verdict = verdict_of(on(PRIMARY, "baseline", lambda boot: 1_000_000 + 9_000 * boot.number))
     primary = row(verdict, PRIMARY)
     assert (primary.kind, primary.word) == ("sample", "inconclusive")
     assert "varies between the baseline's own boots: judged as a sample" in primary.notes
@@ -76,7 +76,7 @@ def test_an_exact_metric_judged_as_a_sample_can_still_be_improved(verdict_of):
     def values(boot, metric):
         if metric != PRIMARY:
             return None
-        return 1_000_000 + 7 * boot.number - (100_000 if boot.arm == CANDIDATE else 0)
+        return 1_000_000 + 7_000 * boot.number - (300_000 if boot.arm == CANDIDATE else 0)
 
     verdict = verdict_of(values, blocks=6)
     assert row(verdict, PRIMARY).word == "improved"

@@ -115,9 +115,9 @@ def test_losses_of_guards_are_corrected_among_the_arms_guards(verdict_of):
 
 def test_a_loss_of_the_primary_keeps_its_own_p(verdict_of):
     def values(boot, metric):
-        loss = 100_000 if boot.arm == CANDIDATE else 0
+        loss = 300_000 if boot.arm == CANDIDATE else 0
         if metric == PRIMARY:
-            return 1_000_000 + 7 * boot.number + loss
+            return 1_000_000 + 7_000 * boot.number + loss
         return 100 + boot.number / 100 if "tps" in metric else None
 
     verdict = verdict_of(values, blocks=6)

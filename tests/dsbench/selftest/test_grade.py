@@ -28,11 +28,13 @@ UNPLANTED = {
     "host-differs": "takes a pool of several hosts",
     "rank-silent": "takes an engine of several ranks",
     "ranks-disagree": "takes an engine of several ranks",
+    "drift-unresolved": "takes a drift control whose baseline varies, which the engine's bytes never do",
     "boot-missing": "an experiment that was stopped: it is resumed, and no selftest is graded before its end",
     "foreign-process": "takes a GPU and another process on it",
     "not-run": "a second net: readings are missing only where a check or a boot is, which is said first",
 }
-"""Codes that no plant can give here, and why; test_void.py, test_judge.py and test_by_host.py show that they come."""
+"""Codes that no plant can give here, and why; test_void.py, test_exact_rows.py and test_by_host.py show that they
+come."""
 
 
 def nothing(*_: object) -> Iterator[None]:
