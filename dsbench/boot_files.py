@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import weakref
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from dsbench.engines import devices
 from dsbench.engines.engine import ReadBack, Running, read_ranks
 from dsbench.engines.secrets import redact, redact_files
 from dsbench.engines.server import EngineFailed
+from dsbench.engines.under_load import UnderLoad
 from dsbench.parse.health import fatal_findings
 from dsbench.parse.progress import compile_lines
 from dsbench.records import Arm, Plan, PlannedBoot
@@ -83,7 +85,10 @@ def visible_gpus(arm: Arm) -> str | None:
 
 
 def record_devices(
-    of_boot: dict[str, Any], moment: Literal["before", "after"], values: dict[str, Any], writer: RecordWriter
+    of_boot: dict[str, Any],
+    moment: Literal["before", "after", "measured"],
+    values: dict[str, Any],
+    writer: RecordWriter,
 ) -> None:
     """Where there is no accelerator there is nothing to record."""
     if values["gpus"]:
@@ -91,7 +96,10 @@ def record_devices(
 
 
 class BootLogs:
-    """The logs of one boot while it runs: what they have got since a moment, and the faults in them at its end."""
+    """What is seen of one boot while it runs: what its logs have got since a moment, and at its end the faults.
+
+    From the first mark on its GPUs are looked at, too: that they were slowed down is as much a fault.
+    """
 
     def __init__(self, of_boot: dict[str, Any], writer: RecordWriter) -> None:
         self._of_boot = of_boot
@@ -99,12 +107,17 @@ class BootLogs:
         self._running: Running | None = None
         self._marks: dict[Path, int] = {}
         self._recorded = False
+        self._load: UnderLoad | None = None
 
     def watch(self, running: Running) -> None:
         self._running = running
 
     def mark(self) -> None:
-        """From here on lines are new."""
+        """From here on lines are new, and the engine is measured."""
+        if self._load is None and not self._recorded and self._running is not None and self._running.alive():
+            self._load = UnderLoad(self._running.visible_gpus)
+            self._load.start()
+            weakref.finalize(self, self._load.over.set)  # of a boot that is broken off
         self._marks = {path: _size(path) for path in self._logs()}
 
     def compiled(self) -> str:
@@ -125,6 +138,11 @@ class BootLogs:
         if self._recorded:
             return
         self._recorded = True
+        if self._load is not None:
+            seen, slowed = self._load.stop()
+            record_devices(self._of_boot, "measured", seen, self._writer)
+            for line in slowed:
+                self._writer.write(records.Finding(**self._of_boot, code="device-slowed", text=line))
         for path in self._logs():
             try:
                 found = fatal_findings(redact(path.read_bytes().decode("utf-8", "replace")))  # before they are cut

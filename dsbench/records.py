@@ -119,10 +119,10 @@ class Counters(_OfBoot):
 
 
 class Devices(_OfBoot):
-    """Memory, power, clocks and throttling of the accelerators beside a boot."""
+    """Memory, power, clocks and throttling of the accelerators beside a boot, and while its engine is measured."""
 
     record: Literal["devices"] = "devices"
-    moment: Literal["before", "after"]
+    moment: Literal["before", "after", "measured"]
     values: dict[str, Any]
 
 

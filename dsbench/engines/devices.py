@@ -36,7 +36,7 @@ def reading(visible: str | None = None) -> dict[str, Any]:
 
     `visible` is CUDA_VISIBLE_DEVICES of the engine: other GPUs may do other work.
     """
-    with nvml_library() as asked:
+    with _nvml() as asked:
         if asked is None:
             return {"source": UNASKED if DRIVER.exists() else NONE, "host": host_memory(), "gpus": []}
         handles = [asked.nvmlDeviceGetHandleByIndex(i) for i in range(asked.nvmlDeviceGetCount())]
@@ -149,7 +149,7 @@ def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def nvml_library() -> Iterator[Any]:
+def _nvml() -> Iterator[Any]:
     """NVML, initialised; None without the library, a driver or a GPU."""
     try:
         import pynvml

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,11 @@ class Visit:
         self.log = boot_dir / "engine.log"
         self.on_phase: Callable[[str], None] = lambda phase: None
         self.killed_by: int | None = None
+
+    @property
+    def visible_gpus(self) -> str | None:
+        """Those of this process: the server's are not known from here."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
 
     def __enter__(self) -> Visit:
         return self

@@ -27,6 +27,10 @@ class Running(Protocol):
     on_phase: Callable[[str], None]
     killed_by: int | None
 
+    @property
+    def visible_gpus(self) -> str | None:
+        """CUDA_VISIBLE_DEVICES of its processes."""
+
     def __enter__(self) -> Running: ...
 
     def __exit__(

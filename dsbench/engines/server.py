@@ -80,6 +80,11 @@ class Server:
         self.killed_by: int | None = None
         """Known when the boot is left: the signal that ended the process before we did, None if there was none."""
 
+    @property
+    def visible_gpus(self) -> str | None:
+        """CUDA_VISIBLE_DEVICES of its processes."""
+        return self._environment.get("CUDA_VISIBLE_DEVICES")
+
     def __enter__(self) -> Server:
         self._oom_kills = oom_kills()
         with self.log.open("wb") as log:

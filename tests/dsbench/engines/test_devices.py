@@ -57,7 +57,7 @@ def test_processes_that_nvml_does_not_tell_are_unknown_and_neither_idle_nor_busy
 
 
 def test_a_driver_that_cannot_be_asked_is_not_no_accelerator(monkeypatch, tmp_path):
-    monkeypatch.setattr(devices, "nvml_library", lambda: contextlib.nullcontext(None))
+    monkeypatch.setattr(devices, "_nvml", lambda: contextlib.nullcontext(None))
     monkeypatch.setattr(devices, "DRIVER", tmp_path / "nvidiactl")
     assert devices.unknown(devices.reading()) == []
     devices.DRIVER.touch()

@@ -1,0 +1,95 @@
+"""Accelerators while an engine is measured: power, clocks and throttling, looked at by a thread of its own.
+
+Beside a boot a GPU is idle; what it does under load shows only meanwhile. One look a second asks NVML four things and
+nothing of the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+from typing import Any
+
+from dsbench.engines import devices
+
+LOOK_S = 1.0
+SLOWED = {
+    0x8: "hardware slowdown",
+    0x20: "thermal slowdown by the driver",
+    0x40: "thermal slowdown by the hardware",
+    0x80: "power brake",
+}
+"""NVML's bits of reasons that are a fault of the machine. A power cap is none: at full load a GPU may live at it."""
+LOOKED_AT = ("power_milliwatts", "sm_clock_mhz", "temperature_c")
+
+
+class UnderLoad:
+    """The looks at the GPUs of one boot, from `start` to `stop`."""
+
+    def __init__(self, visible: str | None, every_s: float = LOOK_S) -> None:
+        """`visible` is CUDA_VISIBLE_DEVICES of the engine."""
+        self.over = threading.Event()
+        """Set, it ends the thread."""
+        self._visible = visible
+        self._every_s = every_s
+        self._looks: dict[int, list[dict[str, Any]]] = {}
+        self._energy: dict[int, int | None] = {}
+        self._thread = threading.Thread(target=self._look, name="dsbench-devices", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> tuple[dict[str, Any], list[str]]:
+        """What the looks saw, and a line for each GPU that a fault of the machine slowed down.
+
+        By GPU: the least, the median and the most of each figure (None where NVML does not say), all reasons of
+        throttling as one mask, and millijoules from the first look to the last. No GPU, no entry.
+        """
+        self.over.set()
+        self._thread.join(10 * LOOK_S)
+        gpus = [self._summary(number, looks) for number, looks in sorted(self._looks.items())]
+        slowed = [
+            f"GPU {gpu['number']} ran slower than it can, by {', '.join(gpu['slowed'])}: at {gpu['slowed_looks']} of "
+            f"{gpu['looks']} looks"
+            for gpu in gpus
+            if gpu["slowed"]
+        ]
+        return {"source": devices.NVML, "every_s": self._every_s, "gpus": gpus}, slowed
+
+    def _look(self) -> None:
+        with devices._nvml() as nvml:
+            if nvml is not None:
+                with contextlib.suppress(nvml.NVMLError):  # a GPU that is lost: what was seen before stays
+                    self._look_at(nvml)
+
+    def _look_at(self, nvml: Any) -> None:
+        numbers = devices.seen_by_engine(self._visible, nvml.nvmlDeviceGetCount())
+        handles = {number: nvml.nvmlDeviceGetHandleByIndex(number) for number in numbers}
+        first = {number: devices.energy(nvml, handle) for number, handle in handles.items()}
+        while not self.over.is_set():
+            for number, handle in handles.items():
+                self._looks.setdefault(number, []).append(devices.load(nvml, handle))
+            self.over.wait(self._every_s)
+        for number, handle in handles.items():
+            began, ended = first[number], devices.energy(nvml, handle)
+            self._energy[number] = None if began is None or ended is None else ended - began
+
+    def _summary(self, number: int, looks: list[dict[str, Any]]) -> dict[str, Any]:
+        figures: dict[str, list[float] | None] = {}
+        for name in LOOKED_AT:
+            values = [look[name] for look in looks if look[name] is not None]
+            figures[name] = [min(values), statistics.median(values), max(values)] if values else None
+        masks = [look["throttle_reasons"] for look in looks if look["throttle_reasons"] is not None]
+        met = 0
+        for mask in masks:
+            met |= mask
+        return {
+            "number": number,
+            "looks": len(looks),
+            **figures,
+            "energy_millijoules": self._energy.get(number),
+            "throttle_reasons": met if masks else None,
+            "slowed": [told for reason, told in SLOWED.items() if met & reason],
+            "slowed_looks": sum(any(mask & reason for reason in SLOWED) for mask in masks),
+        }
