@@ -96,7 +96,7 @@ def run_times(suite: Suite, stored: Sequence[Timed]) -> list[RunTime]:
 
 
 def _experiment(suite: Suite, probes: dict[str, float], start: float, warmups: Sequence[float]) -> float:
-    """Seconds of the boots of an experiment whose probes and starts take so long; without warm-ups, these are starts."""
+    """Seconds of the boots of an experiment whose probes and starts take so long; warm-ups, too, if none was timed."""
     runs = {name: min(suite.blocks, suite.probes.table(name).blocks or suite.blocks) for name in probes}
     asked = sum(runs[name] * seconds for name, seconds in probes.items())
     return ARMS * (asked + suite.blocks * start + suite.warmup_boots * (median(warmups) if warmups else start))
