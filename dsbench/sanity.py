@@ -7,9 +7,10 @@ A stale or wrong draft distribution can raise acceptance while the output stops 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from dsbench.evidence import BootEvidence
-from dsbench.probes.acceptance import GREEDY, KINDS, SAMPLED
+from dsbench.probes.acceptance import GREEDY, KINDS, RANDOM, SAMPLED
 from dsbench.records import Plan
 
 NEAR_BOUND = 0.95
@@ -38,7 +39,10 @@ def plausible(
 
 
 def acceptance_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
-    """One line for each arm, kind of text and temperature whose drafts are accepted as if nothing was verified."""
+    """One line for each arm, kind of text and temperature whose drafts are accepted as if nothing was verified.
+
+    Of text that is no prose this can be right, so its line is no finding, and arms that say the same share it.
+    """
     if plan.probes.acceptance is None or any(m.better == "same" and m.key.startswith("accept.") for m in plan.metrics):
         return
     for arm in plan.arms:
@@ -48,6 +52,15 @@ def acceptance_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[s
                 why = _above_greedy(mine, kind) if temperature == SAMPLED else None
                 if why := why or _at_the_bound(mine, kind, temperature):
                     yield f"finding, acceptance too good: {arm.name} {why}; look at output_law before any claim"
+    for kind in (*(kind for kind in KINDS if kind != "prose"), RANDOM):
+        for temperature in (GREEDY, SAMPLED):
+            told: dict[str, list[str]] = {}
+            for arm in plan.arms:
+                mine = [boot for boot in boots if boot.planned.arm == arm.name]
+                if never := _never_rejected(mine, f"{kind} {temperature}"):
+                    told.setdefault(never, []).append(arm.name)
+            for never, arms in told.items():
+                yield f"{never} in {', '.join(arms)}: predictable, or not verified"
 
 
 def _above_greedy(boots: Sequence[BootEvidence], kind: str) -> str | None:
@@ -59,21 +72,50 @@ def _above_greedy(boots: Sequence[BootEvidence], kind: str) -> str | None:
     return f"accepts {sampled:.3f} of its drafts of {kind} at temperature 1{beside}"
 
 
-def _at_the_bound(boots: Sequence[BootEvidence], kind: str, temperature: str) -> str | None:
-    """Length and positions of one kind of text against the depth; too few rounds tell nothing."""
-    item = f"{kind} {temperature}"
+@dataclass(frozen=True)
+class _Rounds:
+    """Rounds of one kind of text and temperature, over all boots of an arm."""
+
+    number: float
+    length: float | None
+    rates: list[float]
+    """By position."""
+
+
+def _rounds(boots: Sequence[BootEvidence], item: str) -> _Rounds | None:
+    """None where there are too few to tell anything."""
     rounds = sum(raw[1] for raw in _raws(boots, "accept.length", item))
     rates: list[float] = []
     while (rate := _pooled(boots, "accept.per_position", f"{item} k{len(rates)}")) is not None:
         rates.append(rate)
-    length = _pooled(boots, "accept.length", item)
-    if rounds < LEAST_ROUNDS or not rates or plausible(length, len(rates), rates, kind) != "implausible":
+    if rounds < LEAST_ROUNDS or not rates:
         return None
-    highest = max(range(len(rates)), key=rates.__getitem__)
+    return _Rounds(rounds, _pooled(boots, "accept.length", item), rates)
+
+
+def _at_the_bound(boots: Sequence[BootEvidence], kind: str, temperature: str) -> str | None:
+    """Length and positions of one kind of text against the depth."""
+    item = f"{kind} {temperature}"
+    found = _rounds(boots, item)
+    if found is None or plausible(found.length, len(found.rates), found.rates, kind) != "implausible":
+        return None
+    highest = max(range(len(found.rates)), key=found.rates.__getitem__)
     return (
-        f"emits {length:.3f} tokens a round of {item} with {len(rates)} drafts, position {highest} accepted in "
-        f"{rates[highest]:.4f} of {rounds:g} rounds"
+        f"emits {found.length:.3f} tokens a round of {item} with {len(found.rates)} drafts, position {highest} "
+        f"accepted in {found.rates[highest]:.4f} of {found.number:g} rounds"
     )
+
+
+def _never_rejected(boots: Sequence[BootEvidence], item: str) -> str | None:
+    """Positions whose drafts were all accepted, of text that a draft may foresee."""
+    found = _rounds(boots, item)
+    certain = [k for k, rate in enumerate(found.rates) if rate >= CERTAIN_POSITION] if found else []
+    if found is None or not certain:
+        return None
+    least = min(found.rates[k] for k in certain)
+    share = "all" if least == 1 else f"{least:.4f} of"
+    places = f"position{'s' if len(certain) > 1 else ''} {', '.join(map(str, certain))}"
+    return f"{places} accepted in {share} {found.number:g} rounds of {item}"
 
 
 def law_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:

@@ -29,8 +29,14 @@ def test_plausible_at_every_depth(depth):
         assert plausible(1 + depth / 2, depth, rates, "counting").startswith("not a quality measure")
 
 
-def findings(make_records, positions, kind="prose", rounds=200, temperature="t=1"):
-    """Notes of a verdict whose candidate accepted so many drafts at each position."""
+def findings(make_records, positions, **options):
+    """Findings of a verdict whose candidate accepted so many drafts at each position."""
+    told = notes(make_records, positions, **options)
+    return [note for note in told if note.startswith("finding, acceptance too good")]
+
+
+def notes(make_records, positions, kind="prose", rounds=200, temperature="t=1", base=None):
+    """All notes; the baseline accepts half of the drafts, or so many."""
     plan = plan_of(TABLE, speculative="dspark")
     records = []
     for record in make_records(plan):
@@ -38,8 +44,9 @@ def findings(make_records, positions, kind="prose", rounds=200, temperature="t=1
             records.append(record)
         elif record.item == "prose greedy":
             good = plan.boots[record.boot - 1].arm == "b"
-            records += of_boot(record, positions if good else [rounds // 2] * len(positions), rounds, kind, temperature)
-    return [note for note in judge(plan, records).notes if note.startswith("finding, acceptance too good")]
+            usual = base or [rounds // 2] * len(positions)
+            records += of_boot(record, positions if good else usual, rounds, kind, temperature)
+    return judge(plan, records).notes
 
 
 def of_boot(record, positions, rounds, kind, temperature):
@@ -76,3 +83,39 @@ def test_a_position_that_is_never_rejected_is_a_finding(make_records, depth, tem
 )
 def test_what_is_no_finding(make_records, changes):
     assert findings(make_records, **changes) == []
+
+
+def never_rejected(*given, **options):
+    return [note for note in notes(*given, **options) if note.endswith("predictable, or not verified")]
+
+
+@pytest.mark.parametrize("temperature", ["greedy", "t=1"])
+@pytest.mark.parametrize("kind", ["structured", "random"])
+def test_structured_text_whose_drafts_are_all_accepted_is_no_finding_but_told(make_records, kind, temperature):
+    """A verifier that accepts all looks like this, and so does text that the draft foresees."""
+    given = {"kind": kind, "temperature": temperature}
+    assert never_rejected(make_records, [200, 200, 200], **given) == [
+        f"positions 0, 1, 2 accepted in all 400 rounds of {kind} {temperature} in b: predictable, or not verified"
+    ]
+    assert never_rejected(make_records, [200, 100, 50], **given) == [
+        f"position 0 accepted in all 400 rounds of {kind} {temperature} in b: predictable, or not verified"
+    ]
+
+
+def test_arms_that_are_never_rejected_alike_share_the_line(make_records):
+    alike = {"kind": "structured", "base": [1999, 900], "rounds": 2000}
+    assert never_rejected(make_records, [1999, 900], **alike) == [
+        "position 0 accepted in 0.9995 of 4000 rounds of structured t=1 in a, b: predictable, or not verified"
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positions": [199, 150, 100], "kind": "structured"},
+        {"positions": [40, 30, 20], "kind": "structured", "rounds": 40},
+        {"positions": [200, 100, 50]},
+    ],
+)
+def test_what_is_not_told_of_text_that_may_be_foreseen(make_records, changes):
+    assert never_rejected(make_records, **changes) == []
