@@ -25,7 +25,7 @@ from dsbench.records import (
     Verdict,
     VoidReason,
 )
-from dsbench.sanity import acceptance_findings, law_findings
+from dsbench.sanity import acceptance_findings, law_findings, toolcall_findings
 from dsbench.void import void_reasons
 
 UNKNOWN = "unknown on this platform"
@@ -67,6 +67,7 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
             *acceptance_findings(plan, usable),
             *law_findings(plan, usable),
             *coherence_findings(plan, usable),
+            *toolcall_findings(plan, usable),
             *_boot_notes(plan, boots),
         ],
     )

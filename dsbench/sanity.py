@@ -1,13 +1,15 @@
 """Acceptance that is too good: a draft that is hardly ever rejected points to a verifier that does not verify.
 
 A stale or wrong draft distribution can raise acceptance while the output stops following the target
-(deepseek_v4_dspark.md section 4), so a rise is looked at as hard as a fall.
+(deepseek_v4_dspark.md section 4), so a rise is looked at as hard as a fall. And baselines that are no measure
+themselves: they fail the law of the output, or have so few points that hardly any can be lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from dsbench.evidence import BootEvidence
 from dsbench.probes.acceptance import GREEDY, KINDS, RANDOM, SAMPLED
@@ -16,6 +18,8 @@ from dsbench.records import Plan
 NEAR_BOUND = 0.95
 """Share of the drafts, and of the last draft, from which acceptance is at its bound."""
 CERTAIN_POSITION = 0.999
+LEAST_POINTS = 0.5
+"""Share of the points of tool calls below which a baseline has too little to lose."""
 LEAST_ROUNDS = 100
 """Rounds from which a position that was never rejected says something: of 100, a rate of 0.97 has 5 % luck."""
 
@@ -126,6 +130,22 @@ def law_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
         yield (
             f"finding, the baseline itself fails output_law ({failed[0].item}: {failed[0].text}): "
             "an equivalent candidate fails it too"
+        )
+
+
+def toolcall_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
+    """A baseline that has few points: an item without any cannot be lost."""
+    mine = [boot for boot in boots if boot.planned.arm == plan.baseline.name]
+    values: dict[str, list[float]] = {}
+    for boot in mine:
+        for o in boot.readings.get("toolcall.points", ()):
+            if o.item is not None and isinstance(o.value, int | float):
+                values.setdefault(o.item, []).append(o.value)
+    shares = [fmean(seen) for seen in values.values()]
+    if shares and sum(shares) < LEAST_POINTS * len(shares):
+        yield (
+            f"finding, the baseline itself has {sum(shares):.3g} of {len(shares)} points of tool calls: only "
+            f"{sum(share > 0 for share in shares)} of the {len(shares)} conversations can lose any"
         )
 
 

@@ -119,3 +119,37 @@ def test_arms_that_are_never_rejected_alike_share_the_line(make_records):
 )
 def test_what_is_not_told_of_text_that_may_be_foreseen(make_records, changes):
     assert never_rejected(make_records, **changes) == []
+
+
+TOOLS = plan_of("""
+[probes.toolcall]
+thinking = ["off"]
+""")
+FEW = {"z0": 1, "z1": 0.5, "z2": 1, "z3": 0, "z4": 1}
+"""Of 15 items; make_records names them so."""
+
+
+@pytest.fixture
+def tool_notes(make_records):
+    """What is told of the points of an experiment whose arms have these items, and 0 in all others."""
+
+    def tell(a, b):
+        def values(boot, key):
+            mine = a if TOOLS.boots[boot.number - 1].arm == "a" else b
+            return {f"z{i}": mine.get(f"z{i}", 0) for i in range(15)} if key == "toolcall.points" else None
+
+        notes = judge(TOOLS, make_records(TOOLS, values)).notes
+        return [note for note in notes if "points of tool calls" in note]
+
+    return tell
+
+
+def test_a_baseline_with_few_points_has_little_to_lose(tool_notes):
+    assert tool_notes(FEW, FEW) == [
+        "finding, the baseline itself has 3.5 of 15 points of tool calls: only 4 of the 15 conversations can lose any"
+    ]
+    most = {f"z{i}": 1 for i in range(8)}
+    assert tool_notes(most, FEW) == []
+    assert tool_notes({**most, "z0": 0.5, "z1": 0.5, "z2": 0.5}, most) == [
+        "finding, the baseline itself has 6.5 of 15 points of tool calls: only 8 of the 15 conversations can lose any"
+    ]
