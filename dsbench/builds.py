@@ -130,7 +130,8 @@ def declared_differences(baseline: ArmSpec, arm: ArmSpec) -> list[str]:
     ours, theirs = _flags(arm.args), _flags(baseline.args)
     for flag in sorted(ours.keys() | theirs.keys()):
         if ours.get(flag) != theirs.get(flag):
-            conditions += FOLLOWS.get(flag, (flag.removeprefix("--").replace("-", "_"),))
+            name = flag.partition(".")[0].replace("_", "-")  # as vLLM reads --speculative_config and --flag.key
+            conditions += FOLLOWS.get(name, (name.removeprefix("--").replace("-", "_"),))
     for key in sorted(arm.env.keys() | baseline.env.keys()):
         if arm.env.get(key) != baseline.env.get(key):
             conditions += [f"env.{key}", *FOLLOWS.get(key, ())]

@@ -133,6 +133,8 @@ class Served:
                 for m in metrics
             ]
         for toggle in (REGISTRY[name] for name in dict.fromkeys(name for arm in arms for name in arm.takes)):
+            if toggle.in_vllm:
+                notes.append(f"{toggle.name}: in vLLM {toggle.in_vllm}, so a token that barely leads may change")
             if toggle.unverified_on:
                 notes.append(f"{toggle.name}: unverified on {toggle.unverified_on}; check it: {toggle.verified_by}")
         if self.engine == "endpoint":

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsbench.builds import SOURCES, ArmSpec, declared_differences, parse_arm, two_environments
+from dsbench.builds import FOLLOWS, SOURCES, ArmSpec, declared_differences, parse_arm, two_environments
 from dsbench.engines import embedded
 from dsbench.errors import InputError
 from dsbench.judge import judge
@@ -106,6 +106,11 @@ def test_any_text_is_an_arm_or_one_clear_line(text):
         ("a=args=--eager", "b=", ["graph_mode", "capture"]),
         ("a=args=--capture draft", "b=args=--capture steps", ["capture", "graph_mode"]),
         ("a=args=--threads 1", "b=args=--threads 2", ["threads"]),
+        ("a=args=--max_num_seqs 1", "b=args=--max_num_seqs 2", ["max_num_seqs"]),
+        *(
+            (f"a=args={flag} 1", f"b=args={flag} 2", list(FOLLOWS["--speculative-config"]))
+            for flag in ("--speculative-config", "--speculative_config", "--speculative-config.method")
+        ),
         ("a=env=A=1", "b=env=A=2,B=3", ["env.A", "env.B"]),
     ],
 )

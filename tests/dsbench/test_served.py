@@ -95,18 +95,10 @@ def test_index_maps_that_nobody_counts_are_no_open_guard(site, make_records):
     assert "kv.index_maps_per_step" in ours.guards
 
 
-def test_index_maps_that_nobody_counts_are_no_open_guard(site, make_records):
-    """The rows of the suite's guards are all answered."""
-    asked = plan("org/m", (site(plugin=True),), suite="kv", toggles=("mhc_input_reuse",))
-    assert "kv.index_maps_per_step" not in [*asked.guards, *(m.key for m in asked.metrics)]
-    (note,) = [note for note in asked.notes if "kv.index_maps_per_step" in note]
-    assert "not-applicable, vLLM's memory profile runs no attention" in note
-    verdict = judge(asked, make_records(asked))
-    assert verdict.arms[0].unresolved_guards == []
-    assert note in verdict.notes
-    ours = Asked(**{**NONE, "suite_name": "kv", "seed": 0, "shape": "micro", "load_format": "auto", "eager": False,
-                    "engine": "embedded", "toggles": ("mhc_input_reuse",)}).plan()  # fmt: skip
-    assert "kv.index_maps_per_step" in ours.guards
+def test_a_toggle_that_is_less_exact_in_vllm_is_called_so_in_its_plan(site):
+    note = "mhc_final_fused: in vLLM the head within one rounding step, so a token that barely leads may change"
+    assert note in plan("org/m", (site(plugin=True),), toggles=("mhc_final_fused",), suite="kv").notes
+    assert note not in plan("org/m", (site(plugin=True),), toggles=("mtp_hidden_skip",), suite="kv").notes
 
 
 def test_speculation_is_what_the_arguments_say(site):
