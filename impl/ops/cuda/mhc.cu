@@ -74,7 +74,7 @@ struct Block {
         fetch(c.comb[parity ^ 1][0], a.comb + (size_t)next_tile * TILE * 16, tokens * 64, &c.ready[parity]);
     }
 
-    // POST in vLLM's rounding order, then bf16: what anyone reads from here on is the rounded stream.
+    // POST, rounded to bf16: what anyone reads from here on is the rounded stream.
     __device__ __forceinline__ void make_streams(int tile, int parity) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -93,21 +93,14 @@ struct Block {
 #pragma unroll
                 for (int p = 0; p < 4; p++) {
                     float sum[2] = {0, 0};
-                    const uint32_t r0 = word(in_r[h][k][0], p), r1 = word(in_r[h][k][1], p);
-                    const uint32_t r2 = word(in_r[h][k][2], p), r3 = word(in_r[h][k][3], p);
+                    const uint32_t old[4] = {word(in_r[h][k][0], p), word(in_r[h][k][1], p), word(in_r[h][k][2], p), word(in_r[h][k][3], p)};
                     const uint32_t yy = MODE == PRE ? 0 : word(in_y[h][k], p);
 #pragma unroll
                     for (int j = 0; j < STREAMS; j++) {
-                        uint32_t out;
-                        if (MODE == PRE) {
-                            out = j == 0 ? r0 : j == 1 ? r1 : j == 2 ? r2 : r3;
-                        } else {
-                            float lo = __fmul_rn(g[4 + j], low(r0)), hi = __fmul_rn(g[4 + j], high(r0));
-                            lo = __fmaf_rn(g[j], low(yy), lo), hi = __fmaf_rn(g[j], high(yy), hi);
-                            lo = __fmaf_rn(g[8 + j], low(r1), lo), hi = __fmaf_rn(g[8 + j], high(r1), hi);
-                            lo = __fmaf_rn(g[12 + j], low(r2), lo), hi = __fmaf_rn(g[12 + j], high(r2), hi);
-                            lo = __fmaf_rn(g[16 + j], low(r3), lo), hi = __fmaf_rn(g[16 + j], high(r3), hi);
-                            out = pack(lo, hi);
+                        uint32_t out = old[j];
+                        if (MODE != PRE) {
+                            const float c[4] = {g[4 + j], g[8 + j], g[12 + j], g[16 + j]};
+                            out = new_pair(g[j], c, yy, old);
                         }
                         v[h][k][j][p] = out;
                         if (MEAN) sum[0] = __fadd_rn(sum[0], low(out)), sum[1] = __fadd_rn(sum[1], high(out));
@@ -120,7 +113,7 @@ struct Block {
                     for (int j = 0; j < STREAMS; j++)
                         store16(new_streams + j * HIDDEN + 32 * k, v[h][k][j][0], v[h][k][j][1], v[h][k][j][2], v[h][k][j][3]);
                 }
-                if (MEAN) store16(a.mean + (size_t)token * HIDDEN + column + 32 * k, mean[0], mean[1], mean[2], mean[3]);
+                if (MEAN) store16(a.mean + (size_t)token * a.mean_row + column + 32 * k, mean[0], mean[1], mean[2], mean[3]);
             }
         }
     }

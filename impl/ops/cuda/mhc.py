@@ -17,6 +17,7 @@ from torch import Tensor
 
 from impl.ops.cuda.build import CAPABILITY, lacking, load
 from impl.ops.mhc import HeadWeights, SeamOutput, SeamWeights
+from impl.ops.places import check_outputs, dense_rows
 
 HIDDEN, STREAMS = 4096, 4
 """What the sources are built for."""
@@ -32,13 +33,13 @@ HINTS = {"streaming": 0, "plain": 1, "no_allocate": 2}
 
 
 class _Args(ctypes.Structure):
-    """`Args` of mhc.cu, field by field."""
+    """`Args` of mhc_parts.cuh, field by field; its size is asked of every library that is loaded."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("residual", "y", "post", "comb", "fn", "scale", "base", "norm")),
         *((name, ctypes.c_void_p) for name in ("residual_out", "input_out", "mean", "post_out", "comb_out")),
         *((name, ctypes.c_float) for name in ("hc_eps", "rms_eps", "post_mult")),
-        *((name, ctypes.c_int) for name in ("iters", "tokens")),
+        *((name, ctypes.c_int) for name in ("iters", "tokens", "mean_row")),
     ]
 
 
@@ -76,7 +77,8 @@ def post_head(
     residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, weights: HeadWeights, out: Tensor,
     mean: Tensor | None = None, **tuning: int,
 ) -> None:  # fmt: skip
-    """As `impl.ops.mhc.post_head`; `out` may be `y`, and so may `mean` where the tuning is not for few tokens."""
+    """As `impl.ops.mhc.post_head`; `out` may be `y`, or `mean` may be where the tuning is not for few tokens. Rows of
+    `mean` may lie apart."""
     if mean is not None and mean.data_ptr() == y.data_ptr():
         if "splits" in tuning:
             raise ValueError("mean must not be y with splits: the second kernel for few tokens reads y again")
@@ -98,7 +100,7 @@ def post_mean(
     residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, out: Tensor, *,
     threads: int = THREADS, hint: str = "streaming",
 ) -> None:  # fmt: skip
-    """As `impl.ops.mhc.post_mean`; `out` may be `y`."""
+    """As `impl.ops.mhc.post_mean`; `out` may be `y`, and its rows may lie apart."""
     _launch_post(residual, threads, hint, y=y, post=post, comb=comb, mean=out)
 
 
@@ -146,22 +148,31 @@ def _args(residual: Tensor, **tensors: Tensor | None) -> _Args | None:
     given = {name: tensor for name, tensor in {"residual": residual, **tensors}.items() if tensor is not None}
     for name, tensor in given.items():
         wanted = torch.bfloat16 if name in BF16 else torch.float32
-        if tensor.dtype != wanted or not tensor.is_contiguous() or tensor.device != residual.device:
+        rows = name == "mean" and tensor.shape == (n, HIDDEN)
+        dense = dense_rows(tensor) if rows else tensor.is_contiguous() and name != "mean"
+        if tensor.dtype != wanted or not dense or tensor.device != residual.device:
             raise ValueError(
-                f"{name} must be contiguous {wanted} on {residual.device}, got {tensor.dtype}, "
+                f"{name} must be contiguous {wanted} on {residual.device}, got {tensor.dtype} {tuple(tensor.shape)}, "
                 f"strides {tensor.stride()} on {tensor.device}"
             )
         numbers = n * PER_TOKEN[name] if name in PER_TOKEN else FIXED.get(name, tensor.numel())
-        if tensor.numel() < numbers or (tensor.data_ptr() % 16 and name not in SCALARS):
+        unaligned = tensor.data_ptr() % 16 or (rows and _row(tensor) * tensor.element_size() % 16)
+        if tensor.numel() < numbers or (unaligned and name not in SCALARS):
             raise ValueError(
                 f"{name} must have {numbers} numbers from a multiple of 16 bytes on, got {tuple(tensor.shape)} "
                 f"at {tensor.data_ptr() % 16} bytes past one"
             )
-    _apart_or_the_same(given)
-    args = _Args(tokens=n)
+    outputs = {name: given[name] for name in OUTPUTS if name in given}
+    check_outputs(outputs, {name: given[name] for name in given.keys() - outputs.keys()}, MAY_BE)
+    args = _Args(tokens=n, mean_row=_row(given["mean"]) if "mean" in given else 0)
     for name, tensor in given.items():
         setattr(args, name, tensor.data_ptr())
     return args if n else None
+
+
+def _row(rows: Tensor) -> int:
+    """Numbers from one row to the next."""
+    return HIDDEN if rows.is_contiguous() else rows.stride(0)
 
 
 def _run(name: str, residual: Tensor, cut: Mapping[str, int], *arguments: Any) -> None:
@@ -185,16 +196,8 @@ FIXED = {"norm": HIDDEN}
 SCALARS = {"scale", "base"}
 """Read a number at a time, from any address."""
 OUTPUTS = ("residual_out", "input_out", "mean", "post_out", "comb_out")
-
-
-def _apart_or_the_same(given: Mapping[str, Tensor]) -> None:
-    """In place means the same memory: an output a few tokens beside an input is read by blocks it is not for."""
-    places = {name: (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for name, t in given.items()}
-    for out in OUTPUTS:
-        for name, (begin, end) in places.items():
-            from_, to = places.get(out, (0, 0))
-            if name != out and (from_, to) != (begin, end) and begin < to and from_ < end:
-                raise ValueError(f"{out} must be {name} itself or apart from it, got a part of its memory")
+MAY_BE = {"residual_out": "residual", "input_out": "y", "mean": "y"}
+"""In place means the same memory: an output a few tokens beside an input is read by blocks it is not for."""
 
 
 @cache
@@ -202,7 +205,15 @@ def _library(name: str, device: int) -> ctypes.CDLL:
     capability = torch.cuda.get_device_capability(device)
     if capability != CAPABILITY:
         raise RuntimeError(f"{name}.cu is built for compute capability {CAPABILITY}, got {capability}")
-    library = load(name)
+    return checked(name, load(name))
+
+
+def checked(name: str, library: ctypes.CDLL) -> ctypes.CDLL:
+    """A library that reads its arguments as they are laid out here. Raises RuntimeError for another one."""
+    if (theirs := library.mhc_args_bytes()) != ctypes.sizeof(_Args):
+        raise RuntimeError(
+            f"{name}.cu reads arguments of {theirs} bytes, mhc.py writes {ctypes.sizeof(_Args)}: build it again"
+        )
     getattr(library, f"{name}_error").restype = ctypes.c_char_p
     return library
 

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(GROUPS * 128) sums_kernel(const Args a, float*
             }
             mean[q] = pack(lo * 0.25f, hi * 0.25f);
         }
-        if (token < a.tokens) *(uint2*)(a.mean + token * HIDDEN + column + 2 * p) = make_uint2(mean[0], mean[1]);
+        if (token < a.tokens) *(uint2*)(a.mean + token * a.mean_row + column + 2 * p) = make_uint2(mean[0], mean[1]);
     }
     for (int i = threadIdx.x; i < TILE * SUMS; i += WARPS * 32) {
         const int t = i / SUMS, o = i % SUMS;

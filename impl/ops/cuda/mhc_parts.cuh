@@ -21,8 +21,11 @@ struct Args {
     __nv_bfloat16 *residual_out, *input_out, *mean;
     float *post_out, *comb_out;
     float hc_eps, rms_eps, post_mult;
-    int iters, tokens;
+    int iters, tokens, mean_row;  // mean_row: numbers from one token's mean to the next
 };
+
+// What the caller's own layout of Args is held against.
+extern "C" int mhc_args_bytes() { return sizeof(Args); }
 
 __host__ __device__ constexpr int outputs(Mode mode) { return mode == HEAD ? 8 : 24; }  // rows of fn, in tiles of 8
 

@@ -17,21 +17,18 @@ __global__ void __launch_bounds__(THREADS) post_kernel(const Args a) {
     uint32_t out[STREAMS][4], mean[4];
 #pragma unroll
     for (int p = 0; p < 4; p++) {
+        const uint32_t old[4] = {word(r0, p), word(r1, p), word(r2, p), word(r3, p)};
         float total[2] = {0, 0};
 #pragma unroll
         for (int j = 0; j < STREAMS; j++) {
-            float lo = __fmul_rn(g[4 + j], low(word(r0, p))), hi = __fmul_rn(g[4 + j], high(word(r0, p)));
-            lo = __fmaf_rn(g[j], low(word(y, p)), lo), hi = __fmaf_rn(g[j], high(word(y, p)), hi);
-            lo = __fmaf_rn(g[8 + j], low(word(r1, p)), lo), hi = __fmaf_rn(g[8 + j], high(word(r1, p)), hi);
-            lo = __fmaf_rn(g[12 + j], low(word(r2, p)), lo), hi = __fmaf_rn(g[12 + j], high(word(r2, p)), hi);
-            lo = __fmaf_rn(g[16 + j], low(word(r3, p)), lo), hi = __fmaf_rn(g[16 + j], high(word(r3, p)), hi);
-            out[j][p] = pack(lo, hi);
+            const float c[4] = {g[4 + j], g[8 + j], g[12 + j], g[16 + j]};
+            out[j][p] = new_pair(g[j], c, word(y, p), old);
             if (MEAN) total[0] = __fadd_rn(total[0], low(out[j][p])), total[1] = __fadd_rn(total[1], high(out[j][p]));
         }
         mean[p] = MEAN ? pack(total[0] * 0.25f, total[1] * 0.25f) : 0;
     }
     if constexpr (MEAN) {
-        store<HINT>(a.mean + token * HIDDEN + column, mean);
+        store<HINT>(a.mean + token * a.mean_row + column, mean);
     } else {
 #pragma unroll
         for (int j = 0; j < STREAMS; j++) store<HINT>(a.residual_out + (token * STREAMS + j) * HIDDEN + column, out[j]);

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from impl.ops.places import check_outputs, dense_rows, same
 from impl.ops.workspace import Workspace
 
 SECTOR = tl.constexpr(8)
@@ -100,15 +102,22 @@ def to_global(
     dense: bool = True,
 ) -> None:
     """As `impl.ops.index_map.to_global`. table and request_rows: int32 or int64. valid: bool [N]: rows whose length
-    is 0 although they have entries (padding). dense: look for rows that hold their own columns, which cost less."""
+    is 0 although they have entries (padding). dense: look for rows that hold their own columns, which cost less.
+
+    Rows of `local`, `out` and `table` may lie apart. Raises ValueError for other shapes and types, and for an `out`
+    that is neither `local` nor apart from it."""
     n, width = local.shape
+    _check_rows({"local": local, "out": out}, lens, request_rows, table, (n, width))
+    given = {"table": table, "request_rows": request_rows, "valid": valid}
+    check_outputs({"out": out, "lens": lens}, {"local": local, **given}, {"out": "local"})
     if not n:
         return
+    request_rows, valid = request_rows.contiguous(), valid if valid is None else valid.contiguous()
     block = min(block, max(8, triton.next_power_of_2(width)))
     _map_kernel[(n,)](
         local, out, lens, table, request_rows, lens if valid is None else valid, width, local.stride(0), out.stride(0),
         table.stride(0), table.shape[1], PER_PAGE=per_page, BLOCK=block, PARTS=triton.cdiv(width, block),
-        IN_PLACE=out.data_ptr() == local.data_ptr(), HAS_VALID=valid is not None,
+        IN_PLACE=same(out, local), HAS_VALID=valid is not None,
         DENSE=dense and not per_page & (per_page - 1) and per_page <= block, num_warps=warps,
     )  # fmt: skip
 
@@ -127,15 +136,46 @@ def topk_metadata(
     block: int = 1024,
     warps: int = 4,
 ) -> None:
-    """As `impl.ops.topk_metadata.topk_metadata`, in one launch. table and request_rows: int32 or int64."""
+    """As `impl.ops.topk_metadata.topk_metadata`, in one launch. table and request_rows: int32 or int64.
+
+    Rows of `decode`, `prefill` and `table` may lie apart. Raises ValueError for other shapes and types."""
     n, width = visible.shape[0], decode.shape[1]
+    _check_rows({"decode": decode, "prefill": prefill}, lens, request_rows, table, (None, width))
+    if decode.shape[0] + prefill.shape[0] != n or request_rows.shape[0] != n or lens.shape[0] != n:
+        raise ValueError(
+            f"{decode.shape[0]} decode and {prefill.shape[0]} prefill rows, {request_rows.shape[0]} requests and "
+            f"{lens.shape[0]} lengths for {n} tokens: their numbers must agree"
+        )
+    given = {"visible": visible, "table": table, "request_rows": request_rows}
+    check_outputs({"decode": decode, "prefill": prefill, "lens": lens}, given)
     if not n:
         return
+    visible, request_rows = visible.contiguous(), request_rows.contiguous()
     block = min(block, triton.next_power_of_2(width))
     _metadata_kernel[(n, triton.cdiv(width, block))](
         visible, table, request_rows, decode, prefill, lens, decode.shape[0], width, decode.stride(0),
         prefill.stride(0), table.stride(0), table.shape[1], PER_PAGE=per_page, BLOCK=block, num_warps=warps,
     )  # fmt: skip
+
+
+def _check_rows(
+    rows: Mapping[str, Tensor], lens: Tensor, request_rows: Tensor, table: Tensor, shape: tuple[int | None, int]
+) -> None:
+    """Rows of entries, int32, and what belongs to them: a kernel goes by pointers and first strides alone."""
+    n, width = shape
+    for name, tensor in rows.items():
+        fits = tensor.dim() == 2 and tensor.shape[1] == width and n in (None, tensor.shape[0])
+        if not fits or tensor.dtype != torch.int32 or not dense_rows(tensor):
+            raise ValueError(
+                f"{name} must be int32 [{'N' if n is None else n}, {width}], each row dense, got {tensor.dtype} "
+                f"{tuple(tensor.shape)}, strides {tensor.stride()}"
+            )
+    if lens.dtype != torch.int32 or not lens.is_contiguous() or lens.dim() != 1 or n not in (None, lens.shape[0]):
+        raise ValueError(f"lens must be int32 [{'N' if n is None else n}], dense, got {lens.dtype} {tuple(lens.shape)}")
+    if request_rows.dim() != 1 or n not in (None, request_rows.shape[0]):
+        raise ValueError(f"request_rows must have one entry for each of {n} rows, got {tuple(request_rows.shape)}")
+    if table.dim() != 2 or not dense_rows(table):
+        raise ValueError(f"table must be [R, B], each row dense, got {tuple(table.shape)}, strides {table.stride()}")
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {"index_map": to_global, "topk_metadata": topk_metadata}

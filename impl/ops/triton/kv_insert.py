@@ -76,6 +76,7 @@ def kv_insert(
         raise ValueError(f"entries of {layout.nope} + {layout.rope} in groups of {layout.group} do not fit the kernel")
     if not n:
         return
+    positions, slots = positions.contiguous(), slots.contiguous()
     _insert_kernel[(triton.cdiv(n, rows),)](
         kv, positions, torch.view_as_real(table), slots, pages, n, kv.stride(0), pages.stride(0), packing.scale.first,
         PER_PAGE=packing.per_page, PAIRS=layout.rope // 2, ROWS=rows, D=width, NOPE=layout.nope, GROUP=layout.group,

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from impl.ops.mhc import HeadWeights, SeamOutput, SeamWeights
+from impl.ops.places import check_outputs, dense_rows
 from impl.ops.triton.mhc_gates import input_kernel, project, split_sum
 
 STREAMS = 4
@@ -87,10 +88,10 @@ def _put_streams(target, token, columns, inside, v0, v1, v2, v3, H: tl.constexpr
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def _post_kernel(  # type: ignore[no-untyped-def]
-    residual, y, post, comb, out, n_tokens,
+    residual, y, post, comb, out, out_row, n_tokens,
     H: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, MEAN: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """POST of a tile into `out`: the streams, or their mean. KEEP as in `streams`."""
+    """POST of a tile into `out`: the streams, or their mean, whose rows are `out_row` apart. KEEP as in `streams`."""
     row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     here = row < n_tokens
@@ -101,14 +102,14 @@ def _post_kernel(  # type: ignore[no-untyped-def]
         inside = live & (columns < H)
     v0, v1, v2, v3 = streams(residual, y, post, comb, row, columns, here, inside, H, True, KEEP)
     if MEAN:
-        tl.store(out + token * H + columns, ((v0 + v1 + v2 + v3) * 0.25).to(tl.bfloat16), mask=inside)
+        tl.store(out + token * out_row + columns, ((v0 + v1 + v2 + v3) * 0.25).to(tl.bfloat16), mask=inside)
     else:
         _put_streams(out, token, columns, inside, v0, v1, v2, v3, H)
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def _sums_kernel(  # type: ignore[no-untyped-def]
-    residual, y, post, comb, fn, new, mean, sums, n_tokens,
+    residual, y, post, comb, fn, new, mean, mean_row, sums, n_tokens,
     H: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, POST: tl.constexpr, STORE: tl.constexpr, MEAN: tl.constexpr, OPERAND: tl.constexpr,
     EARLY: tl.constexpr,
@@ -132,7 +133,8 @@ def _sums_kernel(  # type: ignore[no-untyped-def]
         if STORE:
             _put_streams(new, token, columns[None, :], inside, v0, v1, v2, v3, H)
         if MEAN:
-            tl.store(mean + token * H + columns[None, :], ((v0 + v1 + v2 + v3) * 0.25).to(tl.bfloat16), mask=inside)
+            place = mean + token * mean_row + columns[None, :]
+            tl.store(place, ((v0 + v1 + v2 + v3) * 0.25).to(tl.bfloat16), mask=inside)
         squares += v0 * v0 + v1 * v1 + v2 * v2 + v3 * v3
         products = project(products, v0, fn, columns, 0, H, ROWS, WIDTH, OPERAND)
         products = project(products, v1, fn, columns, 1, H, ROWS, WIDTH, OPERAND)
@@ -145,7 +147,7 @@ def _sums_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["n_tokens", "splits"])
 def _head_kernel(  # type: ignore[no-untyped-def]
-    residual, y, post, comb, sums, scale, base, out, n_tokens, splits, rms_eps, hc_eps,
+    residual, y, post, comb, sums, scale, base, out, out_row, n_tokens, splits, rms_eps, hc_eps,
     H: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -168,7 +170,7 @@ def _head_kernel(  # type: ignore[no-untyped-def]
     mixed += tl.sum(tl.where(column == 1, gates, 0.0)) * v1
     mixed += tl.sum(tl.where(column == 2, gates, 0.0)) * v2
     mixed += tl.sum(tl.where(column == 3, gates, 0.0)) * v3
-    tl.store(out + row[:, None] * H + columns, mixed.to(tl.bfloat16), mask=inside)
+    tl.store(out + row[:, None] * out_row + columns, mixed.to(tl.bfloat16), mask=inside)
 
 
 def seam(
@@ -198,7 +200,10 @@ def _sums_and_inputs(
     chunk: int = 0, early: bool = False,
 ) -> SeamOutput:  # fmt: skip
     n, hc, hidden = residual.shape
-    _check(residual, y, post, comb, weights.fn)
+    reads = {"y": y, "post": post, "comb": comb, "fn": weights.fn}
+    _check(
+        residual, reads, {"residual_out": new, "input_out": layer_input}, {"residual_out": "residual", "input_out": "y"}
+    )
     new_post = residual.new_empty(n, hc, dtype=torch.float32)
     new_comb = residual.new_empty(n, hc, hc, dtype=torch.float32)
     tokens, columns, span = _tile(n, hidden, tokens, columns, span)
@@ -213,7 +218,7 @@ def _sums_and_inputs(
         m = part.stop - part.start
         old = (residual[part], *(residual if t is None else t[part] for t in (y, post, comb)))
         _sums_kernel[(triton.cdiv(m, tokens), splits)](
-            *old, weights.fn, streams_now[part], residual, sums, m,
+            *old, weights.fn, streams_now[part], residual, hidden, sums, m,
             H=hidden, TOKENS=tokens, COLUMNS=columns, SPAN=span, ROWS=rows, WIDTH=width,
             POST=y is not None, STORE=new is not None, MEAN=False, OPERAND=OPERAND, EARLY=early,
             num_warps=warps, num_stages=stages,
@@ -244,7 +249,7 @@ def post_mean(
     residual: Tensor, y: Tensor, post: Tensor, comb: Tensor, out: Tensor, *,
     tokens: int = 1, columns: int = 1024, warps: int = 4, keep: str = "",
 ) -> None:  # fmt: skip
-    """As `impl.ops.mhc.post_mean`; `out` may be `y`. keep: an eviction policy of what is read."""
+    """As `impl.ops.mhc.post_mean`; `out` may be `y`, and its rows may lie apart. keep: as of `post_streams`."""
     _post(residual, y, post, comb, out, True, tokens, columns, warps, keep)
 
 
@@ -253,11 +258,12 @@ def _post(
     tokens: int, columns: int, warps: int, keep: str,
 ) -> None:  # fmt: skip
     n, _, hidden = residual.shape
-    _check(residual, y, post, comb)
+    reads = {"y": y, "post": post, "comb": comb}
+    _check(residual, reads, {"mean" if mean else "streams": out}, {"mean": "y", "streams": "residual"})
     columns = min(columns, triton.next_power_of_2(hidden))
     if n:
         _post_kernel[(triton.cdiv(n, tokens), triton.cdiv(hidden, columns))](
-            residual, y, post, comb, out, n,
+            residual, y, post, comb, out, out.stride(0), n,
             H=hidden, TOKENS=tokens, COLUMNS=columns, MEAN=mean, KEEP=keep, num_warps=warps,
         )  # fmt: skip
 
@@ -270,10 +276,11 @@ def post_head(
 ) -> None:  # fmt: skip
     """As `impl.ops.mhc.post_head`; `out` may be `y`. Reads the streams twice, the second time from L2 in small chunks.
 
-    `mean` must not be `y`: the second kernel reads `y` again.
+    Rows of `out` and `mean` may lie apart. Raises ValueError where `mean` is `y`: the second kernel reads `y` again.
     """
     n, _, hidden = residual.shape
-    _check(residual, y, post, comb, weights.fn)
+    reads = {"y": y, "post": post, "comb": comb, "fn": weights.fn}
+    _check(residual, reads, {"out": out, "mean": mean}, {"out": "y"})
     tokens, columns, span = _tile(n, hidden, tokens, columns, span)
     chunk = chunk or max(n, 1)
     rows, splits = weights.fn.shape[0], triton.cdiv(hidden, span)
@@ -284,14 +291,16 @@ def post_head(
         part = slice(start, min(start + chunk, n))
         m = part.stop - part.start
         old = (residual[part], y[part], post[part], comb[part])
+        into = (residual, hidden) if mean is None else (mean[part], mean.stride(0))
         _sums_kernel[(triton.cdiv(m, tokens), splits)](
-            *old, weights.fn, residual, residual if mean is None else mean[part], sums, m,
+            *old, weights.fn, residual, *into, sums, m,
             H=hidden, TOKENS=tokens, COLUMNS=columns, SPAN=span, ROWS=rows, WIDTH=width,
             POST=True, STORE=False, MEAN=mean is not None, OPERAND=OPERAND, EARLY=early,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
         _head_kernel[(m, triton.cdiv(hidden, mix_columns))](
-            *old, sums, weights.scale, weights.base, out[part], m, splits, weights.rms_eps, weights.hc_eps,
+            *old, sums, weights.scale, weights.base, out[part], out.stride(0),
+            m, splits, weights.rms_eps, weights.hc_eps,
             H=hidden, COLUMNS=mix_columns, SPLITS=triton.next_power_of_2(splits), ROWS=rows, WIDTH=width,
             EARLY=early, num_warps=mix_warps, **_launch(early),
         )  # fmt: skip
@@ -310,16 +319,34 @@ def _tile(n: int, hidden: int, tokens: int, columns: int, span: int) -> tuple[in
 
 
 def _check(
-    residual: Tensor, y: Tensor | None, post: Tensor | None, comb: Tensor | None, fn: Tensor | None = None
+    residual: Tensor, reads: Mapping[str, Tensor | None], outputs: Mapping[str, Tensor | None], may: Mapping[str, str]
 ) -> None:
-    if residual.shape[1] != STREAMS:
-        raise ValueError(f"these kernels mix {STREAMS} streams, got {residual.shape[1]}")
-    named = {"residual": residual, "y": y, "post": post, "comb": comb, "fn": fn}
-    for name, tensor in named.items():
+    """What a kernel takes for granted; `may`: the input that an output may be. Raises ValueError with one line."""
+    n, streams, hidden = residual.shape
+    if streams != STREAMS:
+        raise ValueError(f"these kernels mix {STREAMS} streams, got {streams}")
+    inputs = {"residual": residual, **reads}
+    for name, tensor in inputs.items():
         if tensor is not None and not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()} for {tuple(tensor.shape)}")
+    for name, out in outputs.items():
+        if out is None:
+            continue
+        shape = residual.shape if name in ("streams", "residual_out") else (n, hidden)
+        if out.shape != shape or out.dtype != residual.dtype or out.device != residual.device:
+            raise ValueError(
+                f"{name} must be {residual.dtype} {tuple(shape)} on {residual.device}, got {out.dtype} "
+                f"{tuple(out.shape)} on {out.device}"
+            )
+        if not (dense_rows(out) if name in ROWS_APART else out.is_contiguous()):
+            raise ValueError(
+                f"{name} must be dense{' along its rows' if name in ROWS_APART else ''}, got strides {out.stride()}"
+            )
+    check_outputs(outputs, inputs, may)
 
 
+ROWS_APART = ("mean", "out")
+"""Outputs whose rows need not lie behind each other."""
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "mhc_pre": pre,
     "mhc_post": post_streams,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from impl.ops.places import check_outputs, dense_rows
 from impl.ops.workspace import Workspace
 
 
@@ -57,11 +58,17 @@ def query_norm_rope(
     keep: str = "",
 ) -> Tensor:
     """As `impl.ops.query.query_norm_rope`. heads: how many one program takes; keep: an eviction policy of what is read;
-    D is a power of two, and the heads of a token lie side by side. Raises ValueError where they do not."""
+    D is a power of two, and the heads of a token lie side by side. Raises ValueError where they do not, and for
+    an `out` of another shape or type, or that is neither `q` nor apart from it."""
     target = q if out is None else out
     n, n_heads, width = q.shape
-    if width & (width - 1) or q.stride()[1:] != (width, 1) or target.stride()[1:] != (width, 1):
+    dense = q.stride()[1:] == target.stride()[1:] == (width, 1) and dense_rows(target)
+    if width & (width - 1) or not dense:
         raise ValueError(f"query heads must be dense and a power of two wide, got {tuple(q.shape)}, {q.stride()}")
+    if target.shape != q.shape or target.dtype != q.dtype or target.device != q.device:
+        raise ValueError(f"out must be {q.dtype} {tuple(q.shape)}, got {target.dtype} {tuple(target.shape)}")
+    check_outputs({"out": target}, {"q": q, "positions": positions, "table": table}, {"out": "q"})
+    positions = positions.contiguous()
     if n:
         heads = min(heads, triton.next_power_of_2(n_heads))
         _query_kernel[(n, triton.cdiv(n_heads, heads))](

@@ -321,7 +321,12 @@ def rejection_sample(
     k_max = n_rows - 1
     if tuple(draft_tokens.shape) != (n, k_max):
         raise ValueError(f"draft_tokens is {tuple(draft_tokens.shape)}; target_logits asks for {(n, k_max)}")
-    device, mapping = target_logits.device, draft_logits_index_mapping
+    dense = (("target_logits", target_logits), ("draft_tokens", draft_tokens), ("draft_logits", draft_logits))
+    for name, tensor in dense:
+        if tensor is not None and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise ValueError(f"{name} must be dense along its rows, got strides {tensor.stride()}")
+    temperature, seeds, positions, n_drafted = (v.contiguous() for v in (temperature, seeds, positions, n_drafted))
+    device, mapping = target_logits.device, _dense(draft_logits_index_mapping)
     has_map = mapping is not None and mapping.shape[0] > 0
     has_draft = draft_logits is not None and k_max > 0
     blocks, resample_blocks = triton.cdiv(width, block), triton.cdiv(width, resample_block)
@@ -347,7 +352,8 @@ def rejection_sample(
         target_logits, draft, read, temperature, n_drafted, best, best_id, sums, draft_best, draft_sums, width,
         *strides[:2], *strides[3:], blocks, *slots, K=k_max, BLOCK=block, **shape, num_warps=warps,
     )  # fmt: skip
-    rates = temperature if synthetic_conditional_rates is None else synthetic_conditional_rates
+    rates = _dense(synthetic_conditional_rates)
+    rates = temperature if rates is None else rates
     inputs = (target_logits, draft_tokens, draft, read, temperature, seeds, positions)
     padded = max(4, triton.next_power_of_2(n_rows))
     _verdict_kernel[(n,)](
@@ -368,22 +374,12 @@ def rejection_sample(
     return output
 
 
-def _rejection(
-    *, target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor | None, temperature: Tensor, seeds: Tensor,
-    positions: Tensor, n_drafted: Tensor, draft_logits_index_mapping: Tensor | None = None,
-    synthetic_conditional_rates: Tensor | None = None, workspace: Workspace | None = None,
-    block_verification: bool = False, all_greedy: bool = False, **tuning: Any,
-) -> RejectionOutput:  # fmt: skip
-    """As `rejection_sample`, by keyword alone: its optional arguments stand side by side."""
-    return rejection_sample(
-        target_logits=target_logits, draft_tokens=draft_tokens, draft_logits=draft_logits, temperature=temperature,
-        seeds=seeds, positions=positions, n_drafted=n_drafted, draft_logits_index_mapping=draft_logits_index_mapping,
-        synthetic_conditional_rates=synthetic_conditional_rates, workspace=workspace,
-        block_verification=block_verification, all_greedy=all_greedy, **tuning,
-    )  # fmt: skip
+def _dense(vector: Tensor | None) -> Tensor | None:
+    """A kernel goes by a pointer: a column of a wider table is copied first."""
+    return None if vector is None else vector.contiguous()
 
 
-OPERATIONS: Mapping[str, Callable[..., Any]] = {"rejection": _rejection}
+OPERATIONS: Mapping[str, Callable[..., Any]] = {"rejection": rejection_sample}
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "rejection": [
         {"block": b, "resample_block": r, "warps": w, "early": early}

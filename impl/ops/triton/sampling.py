@@ -128,7 +128,12 @@ def draw(
     n_blocks = triton.cdiv(width, block)
     tokens = torch.empty(n, dtype=torch.int64, device=logits.device)
     best = torch.empty((n, n_blocks), dtype=torch.float32, device=logits.device)
-    rows = (logits, how.temperature, how.seed, how.position)
+    if width > 1 and (logits.stride(1) != 1 or (kept is not None and kept.stride(1) != 1)):
+        raise ValueError(f"logits must be dense along their rows, got strides {logits.stride()}")
+    if kept is not None and (kept.shape[1] != width or slots is None or slots.shape[0] != n):
+        raise ValueError(f"kept logits {tuple(kept.shape)} do not take {n} rows of {width} at as many slots")
+    slots = slots if slots is None else slots.contiguous()
+    rows = (logits, *(vector.contiguous() for vector in (how.temperature, how.seed, how.position)))
     if n:
         _near_kernel[(n, n_blocks)](
             *rows, logits if kept is None else kept, tokens if slots is None else slots, best, width,

@@ -38,15 +38,20 @@ WHOLE = ("stride", "_row", "width", "page_bytes")
 """Numbers that are multiples of 16 in the shapes measured."""
 POST = {"H": 4096, "TOKENS": 2, "COLUMNS": 512}
 KERNELS = {
-    "post": (mhc._post_kernel, {**OLD, "out": BF16, "n_tokens": INT32}, {**POST, "MEAN": False, "KEEP": "evict_first"}),
-    "post_mean": (mhc._post_kernel, {**OLD, "out": BF16, "n_tokens": INT32}, {**POST, "MEAN": True, "KEEP": ""}),
+    **{
+        name: (mhc._post_kernel, {**OLD, "out": BF16, "out_row": INT32, "n_tokens": INT32}, {**POST, **constants})
+        for name, constants in (
+            ("post", {"MEAN": False, "KEEP": "evict_first"}), ("post_mean", {"MEAN": True, "KEEP": ""})
+        )
+    },
     "sums": (
-        mhc._sums_kernel, {**OLD, "fn": FP32, "new": BF16, "mean": BF16, "sums": FP32, "n_tokens": INT32},
+        mhc._sums_kernel,
+        {**OLD, "fn": FP32, "new": BF16, "mean": BF16, "mean_row": INT32, "sums": FP32, "n_tokens": INT32},
         {"H": 4096, "TOKENS": 32, "COLUMNS": 32, "SPAN": 1024, "ROWS": 24, "WIDTH": 32, "POST": True, "STORE": True,
          "MEAN": False, "OPERAND": tl.bfloat16, "EARLY": True},
     ),
     "head": (
-        mhc._head_kernel, {**OLD, **GATES, "out": BF16},
+        mhc._head_kernel, {**OLD, **GATES, "out": BF16, "out_row": INT32},
         {"H": 4096, "COLUMNS": 1024, "SPLITS": 4, "ROWS": 4, "WIDTH": 16, "EARLY": True},
     ),
     "input": (

@@ -135,6 +135,53 @@ def test_an_output_a_token_beside_its_input_is_refused(emulated):
         kernels.seam(whole[:2], a.y, a.post, a.comb, mhc_cases.weights()[0], residual_out=whole[1:], splits=64)
 
 
+HEADS = [{"splits": 64}, {"splits": 128}, {"cluster": 8, "warps": 8, "chains": 1}]
+
+
+@pytest.mark.parametrize("variant", HEADS)
+def test_means_into_a_column_of_a_wider_buffer_are_the_dense_ones(emulated, variant):
+    """As the engine's captured means are: side by side by layer."""
+    a, rows = acts(17), torch.full((17, 3, HIDDEN), -7.0, dtype=torch.bfloat16)
+    mean, out, beside = (torch.empty_like(a.y) for _ in range(3))
+    kernels.post_mean(*a.all(), mean)
+    kernels.post_mean(*a.all(), rows[:, 1])
+    assert torch.equal(rows[:, 1], mean)
+    kernels.post_head(*a.all(), mhc_cases.weights()[1], out, beside, **variant)
+    assert torch.equal(beside, mean)
+    placed = torch.empty_like(out)
+    kernels.post_head(*a.all(), mhc_cases.weights()[1], placed, rows[:, 0], **variant)
+    assert torch.equal(rows[:, 0], mean)
+    assert torch.equal(placed, out)
+    assert (rows[:, 2] == -7).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a, w: kernels.post_head(*a.all(), w[1], a.y, a.y), "must be two places: each is written"),
+        (lambda a, w: kernels.post_head(*a.all(), w[1], *[torch.empty_like(a.y)] * 2), "must be two places"),
+        (lambda a, w: kernels.seam(*a.all(), w[0], residual_out=a.residual, input_out=a.residual[:, 0].clone()[:1]),
+         "input_out must have 8192 numbers"),
+        (lambda a, w: kernels.seam(*a.all(), w[0], input_out=a.residual.view(-1)[: 2 * HIDDEN].view(2, HIDDEN)),
+         "input_out must lie apart from residual, which is read again"),
+        (lambda a, w: kernels.post_mean(*a.all(), a.y.view(4, HIDDEN // 2)), "mean must be contiguous"),
+        (lambda a, w: kernels.post_mean(*a.all(), torch.empty(2, HIDDEN + 1, dtype=torch.bfloat16)[:, :HIDDEN]),
+         "mean must have 8192 numbers from a multiple of 16"),
+    ],
+)  # fmt: skip
+def test_outputs_that_would_be_written_wrongly_are_refused(emulated, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(acts(2), mhc_cases.weights())
+
+
+def test_a_library_that_lays_its_arguments_out_otherwise_is_refused(libraries, monkeypatch):
+    for name, library in libraries.items():
+        assert kernels.checked(name, library) is library
+    stale = types.SimpleNamespace(mhc_args_bytes=lambda: ctypes.sizeof(kernels._Args) - 8)
+    with pytest.raises(RuntimeError, match=r"mhc\.cu reads arguments of .* bytes, mhc\.py writes .*: build it again"):
+        kernels.checked("mhc", stale)
+
+
 def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
     """Three at once in a library of its own: one keeps how many fit."""
     library = ctypes.CDLL(str(shutil.copy(libraries["mhc"]._name, tmp_path / "own.so")))

@@ -98,3 +98,27 @@ def test_cuts_are_refused():
         sampling.draft_sample(
             logits, 0, how, torch.zeros(1, 1, 32, device=DEVICE), torch.zeros(1, device=DEVICE).long()
         )
+
+
+def test_columns_of_a_wider_table_are_read_as_they_are():
+    n, width = 6, 70
+    dense = rows(n, [0.0, 0.7, 1.0] * 2)
+    spread = SamplingRows(
+        *(torch.stack((v, v + 1), 1)[:, 0] for v in (dense.temperature, dense.top_k, dense.top_p, dense.seed,
+                                                     dense.position)), False, False,
+    )  # fmt: skip
+    logits = torch.randn(n, width, generator=torch.Generator().manual_seed(4)).to(DEVICE)
+    slots = torch.stack((torch.arange(n), torch.arange(n) + 1), 1).to(DEVICE)[:, 0]
+    kept = torch.zeros(2, 9, 2, width, device=DEVICE)
+    wanted = sampling.draft_sample(logits, 1, dense, kept[0], slots.contiguous(), block=16)
+    assert torch.equal(sampling.draft_sample(logits, 1, spread, kept[1], slots, block=16), wanted)
+    assert torch.equal(kept[0], kept[1])
+
+
+def test_rows_that_are_not_dense_and_slots_that_are_too_few_are_refused():
+    how, kept = rows(2, [1.0, 1.0]), torch.zeros(2, 1, 32, device=DEVICE)
+    slots = torch.arange(2, device=DEVICE)
+    with pytest.raises(ValueError, match="dense along their rows"):
+        sampling.draft_sample(torch.zeros(2, 64, device=DEVICE)[:, ::2], 0, how, kept, slots)
+    with pytest.raises(ValueError, match=r"kept logits \(2, 32\) do not take 2 rows of 32"):
+        sampling.draft_sample(torch.zeros(2, 32, device=DEVICE), 0, how, kept, slots[:1])

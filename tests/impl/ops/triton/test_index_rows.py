@@ -108,3 +108,72 @@ def test_metadata_equals_the_reference(n, n_decode):
         results.append((rows, lens))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i: {"out": i["local"].long()}, r"out must be int32 \[7, 40\], each row dense, got torch.int64"),
+        (lambda i: {"out": torch.empty_like(i["local"])[:, :39]}, r"out must be int32 \[7, 40\]"),
+        (lambda i: {"out": i["local"].t().contiguous().t()}, "each row dense, got torch.int32"),
+        (lambda i: {"local": i["local"].repeat(1, 2)[:, ::2]}, "local must be int32"),
+        (lambda i: {"lens": torch.zeros(6, dtype=torch.int32, device=DEVICE)}, r"lens must be int32 \[7\]"),
+        (lambda i: {"lens": torch.zeros(7, device=DEVICE)}, "lens must be int32"),
+        (lambda i: {"request_rows": i["request_rows"][:6]}, "one entry for each of 7 rows"),
+        (lambda i: {"table": i["table"].t()}, "table must be"),
+        (lambda i: {"local": i["local"][:6], "out": i["local"][1:], "request_rows": i["request_rows"][:6],
+                    "lens": i["lens"][:6]}, "out must be local itself or apart"),
+        (lambda i: {"lens": i["out"].view(-1)[:7]}, "lens and out must be two places"),
+    ],
+)  # fmt: skip
+def test_a_map_that_would_write_elsewhere_is_refused(change, message):
+    local, table, requests, per_page = case(7, 40, 2, 8)
+    given = {"local": local, "table": table, "request_rows": requests, "per_page": per_page,
+             "out": torch.empty_like(local), "lens": torch.zeros(7, dtype=torch.int32, device=DEVICE)}  # fmt: skip
+    before = local.clone()
+    with pytest.raises(ValueError, match=message):
+        kernels.to_global(**given | change(given))
+    assert torch.equal(local, before)
+
+
+def test_requests_may_be_a_column_of_a_wider_table():
+    """As a captured step's inputs are."""
+    local, table, requests, per_page = case(7, 40, 2, 9)
+    spread = torch.stack((requests, requests + 1), 1)[:, 0]
+    wanted = mapped(kernels, local, table, requests, per_page, torch.empty_like(local))
+    found = mapped(kernels, local, table, spread, per_page, torch.empty_like(local))
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i: {"prefill": i["prefill"][1:]}, "4 decode and 4 prefill rows, 9 requests and 9 lengths for 9 tokens"),
+        (lambda i: {"prefill": i["decode"]}, "4 decode and 4 prefill rows"),
+        (lambda i: {"decode": i["prefill"], "prefill": i["rows"][3:7]}, "prefill and decode must be two places"),
+        (lambda i: {"decode": i["decode"].long()}, "decode must be int32"),
+        (lambda i: {"lens": i["lens"].long()}, "lens must be int32"),
+    ],
+)
+def test_metadata_that_would_be_written_elsewhere_is_refused(change, message):
+    rows = torch.full((9, 40), 77, dtype=torch.int32, device=DEVICE)
+    given = {
+        "visible": torch.arange(9, device=DEVICE), "table": torch.ones((3, 15), dtype=torch.int64, device=DEVICE),
+        "request_rows": torch.zeros(9, dtype=torch.int64, device=DEVICE), "per_page": 2, "decode": rows[:4],
+        "prefill": rows[4:], "lens": torch.zeros(9, dtype=torch.int32, device=DEVICE), "rows": rows,
+    }  # fmt: skip
+    given |= change(given)
+    del given["rows"]
+    with pytest.raises(ValueError, match=message):
+        kernels.topk_metadata(**given)
+    assert (rows == 77).all()
+
+
+def test_metadata_reads_columns_of_a_wider_table():
+    lens, rows = (torch.zeros(s, dtype=torch.int32, device=DEVICE) for s in ((2, 9), (2, 9, 40)))
+    inputs = torch.stack((torch.arange(9), torch.arange(9) % 3), 1).to(DEVICE)
+    table = torch.arange(1, 46, device=DEVICE).view(3, 15)
+    for i, (visible, requests) in enumerate((inputs.unbind(1), inputs.t().contiguous().unbind())):
+        kernels.topk_metadata(visible, table, requests, 2, rows[i, :4], rows[i, 4:], lens[i])
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(lens[0], lens[1])

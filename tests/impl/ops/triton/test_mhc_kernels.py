@@ -137,3 +137,69 @@ def test_shapes_that_the_kernels_do_not_take_are_refused():
         kernels.post_streams(residual[:, :3], y, post, comb)
     with pytest.raises(ValueError, match="residual must be contiguous"):
         kernels.post_streams(residual[..., ::2], y, post, comb)
+
+
+def columns_of(n, count):
+    """`count` outputs side by side, and a column beside them that nobody may write: bf16 [n, count + 1, HIDDEN]."""
+    return torch.full((n, count + 1, HIDDEN), -7.0, dtype=torch.bfloat16, device=DEVICE)
+
+
+@pytest.mark.parametrize("n", [1, 7, 33])
+def test_means_and_heads_into_columns_of_a_wider_buffer_are_the_dense_ones(n):
+    residual, y, post, comb = acts(n, seed=110 + n)
+    mean, out, beside = (torch.empty_like(y) for _ in range(3))
+    kernels.post_mean(residual, y, post, comb, mean, tokens=8, columns=32)
+    kernels.post_head(residual, y, post, comb, head_weights(), out, beside, **SMALL_TILES)
+    rows = columns_of(n, 3)
+    kernels.post_mean(residual, y, post, comb, rows[:, 1], tokens=8, columns=32)
+    assert torch.equal(rows[:, 1], mean)
+    kernels.post_head(residual, y, post, comb, head_weights(), rows[:, 0], rows[:, 2], chunk=16, **SMALL_TILES)
+    assert torch.equal(rows[:, 0], out)
+    assert torch.equal(rows[:, 1], mean)
+    assert torch.equal(rows[:, 2], beside)
+    assert (rows[:, 3] == -7).all()
+
+
+def test_the_mean_in_the_place_of_y_is_the_fresh_one():
+    residual, y, post, comb = acts(17, seed=120)
+    fresh = torch.empty_like(y)
+    kernels.post_mean(residual, y, post, comb, fresh)
+    kernels.post_mean(residual, y, post, comb, y)
+    assert torch.equal(y, fresh)
+
+
+def test_a_mean_in_the_place_of_y_is_refused_where_y_is_read_again():
+    residual, y, post, comb = acts(5, seed=130)
+    with pytest.raises(ValueError, match="mean must lie apart from y, which is read again"):
+        kernels.post_head(residual, y, post, comb, head_weights(), torch.empty_like(y), y)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a, y: kernels.post_mean(*a, y[:-1]), "mean must be torch.bfloat16"),
+        (lambda a, y: kernels.post_mean(*a, y.float()), "mean must be torch.bfloat16"),
+        (lambda a, y: kernels.post_mean(*a, y.t().contiguous().t()), "mean must be dense along its rows"),
+        (lambda a, y: kernels.post_mean(*a, a[0][:, 1]), "mean must lie apart from residual"),
+        (lambda a, y: kernels.post_streams(*a, out=y[:, None].expand(-1, 4, -1)), "streams must be dense, got"),
+        (lambda a, y: kernels.post_head(*a, head_weights(), y, y), "mean and out must be two places"),
+        (lambda a, y: kernels.seam(*a, seam_weights(), input_out=columns_of(5, 1)[:, 0]), "input_out must be dense"),
+        (lambda a, y: kernels.seam(*a, seam_weights(), input_out=y[:, :64]), "input_out must be torch.bf"),
+    ],
+)  # fmt: skip
+def test_outputs_that_would_be_written_wrongly_are_refused(call, message):
+    a = acts(5, seed=140)
+    with pytest.raises(ValueError, match=message):
+        call(a, torch.empty_like(a[1]))
+
+
+def test_outputs_a_token_beside_their_inputs_are_refused():
+    whole = torch.zeros(6, 4, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
+    _, y, post, comb = acts(5)
+    with pytest.raises(ValueError, match="residual_out must be residual itself or apart from it"):
+        kernels.seam(whole[:5], y, post, comb, seam_weights(), residual_out=whole[1:])
+    with pytest.raises(ValueError, match="streams must be residual itself or apart from it"):
+        kernels.post_streams(whole[:5], y, post, comb, out=whole[1:])
+    rows = torch.zeros(6, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
+    with pytest.raises(ValueError, match="out must be y itself or apart from it"):
+        kernels.post_head(whole[:5], rows[:5], post, comb, head_weights(), rows[1:])

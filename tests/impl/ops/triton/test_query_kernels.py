@@ -122,3 +122,33 @@ def test_widths_that_do_not_fit_are_refused():
     pages = torch.zeros((2, 400), dtype=torch.uint8)
     with pytest.raises(ValueError, match="do not fit"):
         insert_kernel.kv_insert(torch.zeros(1, 48), torch.zeros(1), table(PICO), torch.zeros(1), pages, layout, packing)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda whole: whole[1:], "out must be q itself or apart from it"),
+        (lambda whole: whole[:4, :1].expand(-1, 2, -1), "query heads must be dense"),
+        (lambda whole: whole[:1].expand(4, -1, -1), "query heads must be dense"),
+        (lambda whole: whole[:3].clone(), r"out must be torch.bfloat16 \(4, 2, 32\)"),
+        (lambda whole: whole[:4].float(), "out must be torch.bfloat16"),
+    ],
+)
+def test_queries_that_would_be_written_elsewhere_are_refused(change, message):
+    whole = normal(5, 2, PICO.head_dim).bfloat16()
+    before, eps = whole.clone(), torch.tensor([1e-6], device=DEVICE)
+    with pytest.raises(ValueError, match=message):
+        query_kernel.query_norm_rope(
+            whole[:4], torch.arange(4, device=DEVICE), table(PICO), eps, out=change(whole)
+        )
+    assert torch.equal(whole, before)
+
+
+def test_heads_of_a_wider_buffer_and_spread_positions_are_the_dense_result():
+    q, eps = normal(4, 2, PICO.head_dim).bfloat16(), torch.tensor([1e-6], device=DEVICE)
+    positions = torch.tensor([[3, 9], [250, 9], [0, 9], [17, 9]], device=DEVICE)[:, 0]
+    wanted = query_kernel.query_norm_rope(q, positions.contiguous(), table(PICO), eps, out=torch.empty_like(q))
+    wide = torch.full((4, 3, PICO.head_dim), -7.0, dtype=torch.bfloat16, device=DEVICE)
+    query_kernel.query_norm_rope(q, positions, table(PICO), eps, out=wide[:, :2])
+    assert torch.equal(wide[:, :2], wanted)
+    assert (wide[:, 2] == -7).all()

@@ -121,3 +121,32 @@ def test_what_the_kernel_does_not_do_is_refused():
         rejection_sample(**case(2, 2, 20, 10), block_verification=True)
     with pytest.raises(ValueError, match="draft_tokens"):
         rejection_sample(**(case(2, 2, 20, 10) | {"draft_tokens": torch.zeros(2, 3, device=DEVICE)}))
+
+
+def test_columns_of_a_wider_table_are_read_as_they_are():
+    """As the engine's integers of a round are, side by side a request."""
+    arguments = case(6, 3, 50, 21)
+    slots = torch.randperm(6, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    counts = torch.tensor([3, 0, 2, 1, 3, 2], device=DEVICE)
+    n_drafted, mapping = torch.stack((counts, slots, slots), 1)[:, :2].unbind(1)
+    seeds = torch.stack((arguments["seeds"], slots), 1)[:, 0]
+    assert_same(arguments, n_drafted=n_drafted, draft_logits_index_mapping=mapping, seeds=seeds)
+
+
+def test_rows_that_are_not_dense_are_refused():
+    arguments = case(2, 3, 50, 22)
+    for name in ("target_logits", "draft_logits", "draft_tokens"):
+        spread = arguments[name].repeat_interleave(2, -1)[..., ::2]
+        with pytest.raises(ValueError, match=f"{name} must be dense along its rows"):
+            rejection_sample(**arguments | {name: spread})
+
+
+def test_rates_by_position_are_read_as_a_map_as_the_reference_does():
+    """What a caller from before the map was added gets, bit for bit: `rejection_keyword_binding` off."""
+    arguments = case(5, 3, 50, 23)
+    order = ("target_logits", "draft_tokens", "draft_logits", "temperature", "seeds", "positions", "n_drafted")
+    given = [arguments[name] for name in order]
+    rates = torch.tensor([0.9, 2.5, 1.0], device=DEVICE)
+    wanted = rejection.rejection_sample(*given, rates, workspace=WORKSPACE)
+    found = rejection_sample(*given, rates, block=64, resample_block=32)
+    assert found.tokens.tolist() == wanted.tokens.tolist()
