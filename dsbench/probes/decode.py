@@ -1,4 +1,18 @@
-"""Decode speed: streams of a fixed number of greedy tokens, from the first token of each to its last."""
+"""Decode speed: streams of a fixed number of greedy tokens, from the first token of each to its last.
+
+Prompts: the suite's texts by turns, or `prompt_tokens` random token ids, from the plan's seed and the block, so that
+the boots of one block ask the same. Settings: numbers of streams at one time, tokens (the end token is ignored),
+repeats inside a boot, latency. Temperature 0; with random ids a draft foresees little of what follows.
+
+Scorer: the clock at each network read. A stream's rate is its tokens after the first read over the time to its last
+one. Rows: `decode.tps.cN`, the sum of the rates of N streams, median of the repeats, which `raw` holds: one value a
+boot. With latency also, as medians over streams: `decode.ttft_ms` to the first read, `itl_ms` between reads, `tpot_ms`
+a token, `step_ms` a piece.
+
+Failure looks like a lower rate in every block, at one number of streams or at all; a step that takes longer shows in
+`step_ms`, drafts that are rejected more often in `tpot_ms` alone. Streams that cannot be timed, since all came in one
+read or something collects them, are asked AGAIN times and then fail the probe: no speed is made of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""Prefill speed: prompts of random token ids that no cache has seen, with one token of output."""
+"""Prefill speed: prompts of random token ids that no cache has seen, with one token of output.
+
+Prompts: for each of `lengths` and repeat a fresh one of so many random ids, one after the other. Settings: lengths,
+repeats. One greedy token is asked for.
+
+Scorer: prompt tokens over the seconds from sending the request to the last byte of its answer, so that scheduling, the
+first sample and HTTP are in it. Rows: `prefill.tps.N` of each length, median of the repeats, which `raw` holds: one
+value a boot.
+
+Failure looks like a lower rate at long prompts (attention, indexer, compressor) or at short ones (the cost of a step).
+The probe fails where the engine counts other prompt tokens than were sent, and where its prefix cache had some of them.
+"""
 
 from __future__ import annotations
 

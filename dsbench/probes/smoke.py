@@ -5,8 +5,9 @@ Prompts: the suite's `items`, each a text to complete or one user message, greed
 numbers that it begins with. One item a question, `smoke.correct` 1 or 0 with the reply as text.
 
 What failure looks like: any lost item is a regression, since these are answers that a working engine never misses. A
-small defect passes, since prompts of ten tokens look up next to nothing: on pico not even one corrupted index row in 3
-(`c128_row_corrupt:3`) changed an item.
+small defect passes, since prompts of ten tokens look up next to nothing: with one index row in 50 or in 10 corrupted
+(`c128_row_corrupt:N`) micro kept all 8 items of `full` (results/battery/dose); pico, the shape of the unit tests, kept
+its items even with one in 3.
 """
 
 from __future__ import annotations

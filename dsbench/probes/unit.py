@@ -1,6 +1,14 @@
 """Unit tests: a second pytest selection, of what is around the kernels, one item a test id.
 
-Settings, items and what failure looks like: dsbench/probes/checkout.py.
+Asked: nothing of the engine, which has stopped. Settings: selection (by default our tests of scheduler, pages and
+sampler), checkout, timeout, map_file. The run has the arm's variables and toggles.
+
+Scorer: as of the kernel tests, pytest's report and then dsbench/score/pytest_ids.py. Rows: one item a test id of
+`unit.passed`: 1 passed, 0 red, none where it was skipped, with status and reason as text.
+
+Failure looks like an id that is newly red: `regressed`. Red here beside sound kernels points to what calls them:
+shapes, lengths, pages, seeds. A module that one arm alone cannot import is told as not collected
+(dsbench/probes/checkout.py).
 """
 
 from __future__ import annotations
