@@ -5,8 +5,10 @@
 # Comes back in OUTDIR: tp2.tgz (results, check), check.log, q_in_place.log, summary.txt, tp2_jit.txz.
 #
 # Order: one plain base boot (checks the configuration, compiles what TP=2 adds); beside it q_in_place, which must be
-# refused; then arms, one block after the other; then expert parallel, if SECONDS are left.
-# TP2_TRY="LAYERS EXPERTS METHOD" forces a configuration; TP2_DRY=1 stops before anything is booted.
+# refused; then the ladder, one boot an arm before any arm has its second; then expert parallel, if 220 SECONDS are left.
+# A second block is planned where the check boot says that there is time for it: two boots an arm are what a verdict
+# on exact bytes needs. Without that time the ladder is one block, and another of its own follows if it still fits.
+# TP2_TRY="LAYERS EXPERTS METHOD" forces a configuration, TP2_BLOCKS=N the blocks; TP2_DRY=1 stops before any boot.
 set -u
 OUTDIR=$(mkdir -p "$1" && cd "$1" && pwd) || exit 2
 LIMIT=${2:-420}
@@ -15,7 +17,7 @@ CHECKOUT=$PWD
 WORK=${TP2_WORK:-/tmp/tp2}
 SITE=${BUNDLE_SITE:-/tmp/site}
 WHL=${TP2_WHL:-/tmp/whl}
-LADDER_SEED=${LADDER_SEED:-283}  # of the order: base, all, input, residual, mtp, mtp+final, topk, staging, and back again
+LADDER_SEED=${LADDER_SEED:-4169012}  # of the order: as the arms are listed, and back again in a second block
 left() { echo $((LIMIT - SECONDS)); }
 say() { echo "[tp2 ${SECONDS}s] $*" | tee -a "$WORK/summary.txt"; }
 
@@ -87,9 +89,8 @@ variables() {  # METHOD
 }
 
 # --- one plain boot, without the harness ---------------------------------------------------------------------------
-boot() {  # FOLDER TOGGLES PORT METHOD LAYERS EXPERTS [FLAG] -> sets booted to the process group
+boot() {  # FOLDER TOGGLES PORT METHOD LAYERS EXPERTS -> sets booted to the process group
     local args; mapfile -t args < <(serve_args "$5" "$6" | tr ' ' '\n')
-    [ -n "${7:-}" ] && args+=("$7")
     mkdir -p "$1"; rm -f "$1"/*.json
     # shellcheck disable=SC2046
     setsid env $(variables "$4") DSBENCH_BOOT_DIR="$1" DSBENCH_TOGGLES="$2" \
@@ -114,7 +115,7 @@ check() {  # LAYERS EXPERTS METHOD LIMIT -> 0 if both ranks wrote their profile
         if [ -n "$q" ] && ! kill -0 "$q" 2>/dev/null; then
             wait "$q"; local code=$?; q=''
             grep -q 'toggle q_in_place cannot run here' "$WORK/q_in_place/engine.log" && echo $code >"$WORK/refused"
-            say "q_in_place: exit code $code: $(grep -m1 '^dsbench:' "$WORK/q_in_place/engine.log")"
+            say "q_in_place: exit code $code: $(grep -m1 -o 'dsbench: .*' "$WORK/q_in_place/engine.log")"
         fi
         profiled "$folder" && { good=0; [ -z "$q" ] && break; [ $SECONDS -gt $((began + 60)) ] && break; }
         sleep 0.5
@@ -124,26 +125,11 @@ check() {  # LAYERS EXPERTS METHOD LIMIT -> 0 if both ranks wrote their profile
     end_group "$base"; idle
     cp "$folder/engine.log" "$OUTDIR/check.log"
     [ -f "$WORK/q_in_place/engine.log" ] && cp "$WORK/q_in_place/engine.log" "$OUTDIR/q_in_place.log"
+    [ $good = 0 ] && echo $((SECONDS - began)) >"$WORK/check.s"
     say "check $1 layers, $2 experts, $3: $([ $good = 0 ] && echo profiled || echo FAILED) after $((SECONDS - began)) s"
     grep -h '"available_bytes"\|"weights_bytes"\|"peak_activation' "$folder"/kv_profile.rank*.json 2>/dev/null | tee -a "$WORK/summary.txt"
     [ $good = 0 ] || grep -v '^ *$' "$folder/engine.log" | grep -i 'error\|assert\|memory\|dsbench:' | tail -8 | cut -c1-300 | tee -a "$WORK/summary.txt"
     return $good
-}
-
-# Expert parallel: the suite has no probe for moe.sp_active, so these are plain boots, read by their files.
-expert() {  # NAME TOGGLES -> a boot with expert parallel, its profile and markers
-    local folder=$WORK/$1 until=$((SECONDS + 110)) began=$SECONDS
-    [ -f "$folder.done" ] && return
-    [ $(left) -lt 70 ] && { say "$1: no time left"; return; }
-    [ $(($(left) - 15)) -lt 110 ] && until=$((SECONDS + $(left) - 15))
-    idle; boot "$folder" "$2" 18113 "$METHOD" "$LAYERS" "$EXPERTS" --enable-expert-parallel
-    while [ $SECONDS -lt $until ] && kill -0 "$booted" 2>/dev/null && ! profiled "$folder"; do sleep 0.5; done
-    profiled "$folder" && touch "$folder.done"
-    sleep 1; end_group "$booted"; idle
-    say "$1: $([ -f "$folder.done" ] && echo profiled || echo FAILED) after $((SECONDS - began)) s"
-    grep -h '"available_bytes"\|"weights_bytes"\|"peak_activation\|"persistent_bytes\|"taken"' "$folder"/*.rank*.json 2>/dev/null | tee -a "$WORK/summary.txt"
-    [ -f "$folder.done" ] || grep -i 'error\|assert\|dsbench:' "$folder/engine.log" | tail -5 | cut -c1-300 | tee -a "$WORK/summary.txt"
-    keep
 }
 
 # --- experiments ---------------------------------------------------------------------------------------------------
@@ -154,17 +140,26 @@ blocks = 2
 warmup_boots = 0
 until = "profile"
 guards = ["kv.available_bytes", "kv.persistent_bytes", "kv.peak_activation_bytes", "kv.workspace_bytes",
-          "kv.runtime_peak_bytes", "kv.resident_bytes", "kv.index_maps_per_step"]
+          "kv.runtime_peak_bytes", "kv.resident_bytes"]
 drift_controls = ["kv.weights_bytes"]
 [timeouts]
-boot = 150
+boot = 200
 stop = 30
 [probes.kv]
 TOML
-EVERY=mtp_hidden_skip,c128a_topk_shared,mhc_final_fused,mhc_residual_reuse,mhc_input_reuse,dflash_staging_skip
-LADDER=(--arm base= --arm "all=toggles=$EVERY" --arm residual=toggles=mhc_residual_reuse --arm mtp=toggles=mtp_hidden_skip
-    --arm input=toggles=mhc_input_reuse --arm mtp+final=toggles=mtp_hidden_skip,mhc_final_fused
-    --arm topk=toggles=c128a_topk_shared --arm staging=toggles=dflash_staging_skip)
+# The whole first, then the steps that lead there, then what is no step: a run that is cut has the figures that matter.
+STEP2=mtp_hidden_skip,mhc_final_fused STEP3=mtp_hidden_skip,mhc_final_fused,mhc_residual_reuse
+STEP4=$STEP3,mhc_input_reuse
+LADDER=(--arm base= --arm "all=toggles=$STEP4,c128a_topk_shared,dflash_staging_skip"
+    --arm mtp=toggles=mtp_hidden_skip --arm "mtp+final=toggles=$STEP2" --arm "mtp+final+residual=toggles=$STEP3"
+    --arm "mtp+final+residual+input=toggles=$STEP4" --arm residual=toggles=mhc_residual_reuse
+    --arm input=toggles=mhc_input_reuse --arm topk=toggles=c128a_topk_shared --arm staging=toggles=dflash_staging_skip)
+EXPERT=(--arm ep=args=--enable-expert-parallel
+    --arm "ep+sp_moe=args=--enable-expert-parallel;toggles=sp_moe_config_aware")
+EP_LEAST=220
+fits() { [ $(($(left) - 25)) -gt $(($1 * $(cat "$WORK/check.s" 2>/dev/null || echo 120) * 2 / 3)) ]; }  # BOOTS: after the
+# check, which compiles what they find, they take two thirds of its time
+blocks_for() { echo "${TP2_BLOCKS:-$(fits $(($1 * 2)) && echo 2 || echo 1)}"; }  # ARMS -> 2 if two boots of each fit
 asked() {  # NAME SEED ARMS... -> words of one experiment, in `words`
     local set=() v; for v in $(variables "$METHOD"); do set+=(--env "$v"); done
     words=(--engine vllm --vllm-python "$WORK/python" --suite "$WORK/tp2.toml" --until profile --seed "$2"
@@ -197,10 +192,11 @@ experiment() {  # NAME BLOCKS SEED ARMS...: starts it or goes on with it, until 
 read -r LAYERS EXPERTS METHOD < <(cat "$WORK/config" 2>/dev/null || echo "${TP2_TRY:-30 256 fork}")
 if [ -n "${TP2_DRY:-}" ]; then
     asked ladder "$LADDER_SEED" "${LADDER[@]}"; harness plan "${words[@]}" --blocks 2 -o "$WORK/results/ladder"; echo "plan: $?"
+    asked expert 1 "${EXPERT[@]}"; harness plan "${words[@]}" --blocks 1 -o "$WORK/results/expert"; echo "plan: $?"
     serve_args "$LAYERS" "$EXPERTS"; echo; exit
 fi
 if [ ! -f /tmp/tp2.warm ]; then
-    if check "$LAYERS" "$EXPERTS" "$METHOD" 150; then
+    if check "$LAYERS" "$EXPERTS" "$METHOD" 200; then
         echo "$LAYERS $EXPERTS $METHOD" >"$WORK/config"
     elif [ ! -f "$WORK/config" ]; then
         log=$WORK/check-$LAYERS-$EXPERTS-$METHOD/engine.log
@@ -214,16 +210,22 @@ if [ ! -f /tmp/tp2.warm ]; then
             LAYERS=12 METHOD=spawn            # workers that hang before they load
         fi
         say "falls back to $LAYERS layers, $EXPERTS experts, $METHOD"
-        limit=$(($(left) - 60)); [ $limit -gt 110 ] && limit=110
+        limit=$(($(left) - 60)); [ $limit -gt 200 ] && limit=200
         [ $limit -gt 40 ] && check "$LAYERS" "$EXPERTS" "$METHOD" $limit && echo "$LAYERS $EXPERTS $METHOD" >"$WORK/config"
     fi
     [ -f "$WORK/config" ] && touch /tmp/tp2.warm
     keep
 fi
-expert ep-sp_moe sp_moe_config_aware
-experiment ladder 2 "$LADDER_SEED" "${LADDER[@]}"
+experiment ladder "$(blocks_for 10)" "$LADDER_SEED" "${LADDER[@]}"
 grep -sq '"status":"ok"' "$WORK"/results/ladder/20*/records.jsonl && echo "$LAYERS $EXPERTS $METHOD" >"$WORK/config" && touch /tmp/tp2.warm
-expert ep-base ""
+if [ -f "$WORK/results/ladder.done" ] && grep -sq '^ "blocks": 1,' "$WORK"/results/ladder/20*/plan.json && fits 10; then
+    experiment ladder-again 1 1 "${LADDER[@]}"
+fi
+if [ "$(left)" -ge $EP_LEAST ]; then
+    experiment expert "$(blocks_for 2)" 1 "${EXPERT[@]}"
+else
+    say "expert parallel: no time left"
+fi
 if [ $(left) -gt 15 ]; then
     timeout 25 tar cJf "$OUTDIR/tp2_jit.txz" -C / tmp/jc $([ -d /tmp/torchinductor_root ] && echo tmp/torchinductor_root) 2>/dev/null
     [ "$(stat -c %s "$OUTDIR/tp2_jit.txz" 2>/dev/null || echo 0)" -gt 15000000 ] && rm -f "$OUTDIR/tp2_jit.txz"
