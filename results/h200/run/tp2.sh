@@ -17,7 +17,7 @@ CHECKOUT=$PWD
 WORK=${TP2_WORK:-/tmp/tp2}
 SITE=${BUNDLE_SITE:-/tmp/site}
 WHL=${TP2_WHL:-/tmp/whl}
-LADDER_SEED=${LADDER_SEED:-4169012}  # of the order: as the arms are listed, and back again in a second block
+LADDER_SEED=${LADDER_SEED:-4169012}  # of the order: as the arms are listed, in the first block
 left() { echo $((LIMIT - SECONDS)); }
 say() { echo "[tp2 ${SECONDS}s] $*" | tee -a "$WORK/summary.txt"; }
 
