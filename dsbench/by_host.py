@@ -72,7 +72,7 @@ def samples_by_host(row: Verdict, a: Values, b: Values, boots: Sequence[BootEvid
     if not differs:
         return row
     note = f"the effect differs by host: {told(row)}, p={p:.2g}"
-    margin = row.margin if logs else row.margin * abs(row.baseline or 0.0)
+    margin = row.margin if logs or row.margin_absolute else row.margin * abs(row.baseline or 0.0)
     inside = all(abs(effect) < margin for effect in effects.values())
     if row.word == "improved" or (row.word == "equivalent" and not inside):
         note += f"; one {row.word} for all of them is not claimed"

@@ -81,7 +81,7 @@ def _exact(this: Comparison, baseline: Numbers, candidate: Numbers) -> Verdict |
     """
     base = median_low(baseline)
     in_unit = this.metric.absolute or not base
-    outcome = compare_exact(baseline, candidate, this.metric.margin * (1 if in_unit else abs(base)))
+    outcome = compare_exact(baseline, candidate, this.margin_in_unit(base))
     counts = {"n_baseline": len(baseline), "n_candidate": len(candidate), "baseline": base}
     wobble = max(spread(baseline), spread(candidate))
     notes: list[str] = []
@@ -107,7 +107,7 @@ def _exact(this: Comparison, baseline: Numbers, candidate: Numbers) -> Verdict |
     # Wherever in its arm's range a boot reads, the word has to be the same.
     changes = (min(candidate) - max(baseline), max(candidate) - min(baseline))
     words = {
-        decide_exact(change if in_unit else change / abs(base), this.metric.margin, this.metric.better)
+        decide_exact(change if in_unit else change / abs(base), this.margin(base), this.metric.better)
         for change in changes
     }
     if len(words) > 1:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsbench.decide import direction
 from dsbench.metrics import Metric
+from dsbench.policy import LARGEST
 from dsbench.records import Arm, Plan, Verdict, Word
 
 Numbers = Sequence[float]
@@ -24,6 +25,7 @@ class Comparison:
     role: str
 
     def row(self, word: Word, **fields: Any) -> Verdict:
+        base = fields.get("baseline") or 0.0
         return Verdict.model_validate(
             {
                 "arm": self.arm.name,
@@ -33,13 +35,32 @@ class Comparison:
                 "rank": self.rank,
                 "role": self.role,
                 "kind": self.metric.kind,
-                "margin": self.metric.margin,
-                "margin_absolute": self.metric.absolute,
+                "margin": self.margin(base),
+                "margin_absolute": self.metric.absolute or (self._in_unit is not None and not base),
                 "expected": self.arm.expected.get(self.metric.key),
                 "word": word,
                 **fields,
             }
         )
+
+    def margin(self, base: float) -> float:
+        """Smallest change that matters, in the metric's own terms; where those are a fraction of a baseline of 0, and a
+        policy says it in the unit, in the unit."""
+        if self._in_unit is None:
+            return self.metric.margin
+        return min(self._in_unit / abs(base), LARGEST) if base else self._in_unit
+
+    def margin_in_unit(self, base: float) -> float:
+        """The same in the unit, whatever the metric's own terms are."""
+        if self._in_unit is not None:
+            return self._in_unit
+        return self.metric.margin if self.metric.absolute else self.metric.margin * abs(base)
+
+    @property
+    def _in_unit(self) -> float | None:
+        """A margin that the policy gives in the unit, whatever a baseline reads."""
+        given = self.plan.policy.margin_of(self.metric.key) if self.plan.policy else None
+        return given.value if given and given.of == "unit" and not self.metric.absolute else None
 
     def direction(self, change: float) -> Word:
         return direction(change, self.metric.better)

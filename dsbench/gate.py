@@ -12,7 +12,7 @@ from dsbench.claims import is_unproven_gain
 from dsbench.errors import InputError
 from dsbench.judge import judge
 from dsbench.metrics import Metric
-from dsbench.policy import LARGEST, Amount, Open, Policy, Rule
+from dsbench.policy import Amount, Open, Policy, Rule
 from dsbench.records import ExperimentVerdict, Plan, Record, Verdict, VoidReason
 
 Status = Literal["passed", "failed", "rerun", "missing", "not-checked"]
@@ -55,31 +55,21 @@ class Outcome:
 def under(plan: Plan, policy: Policy) -> Plan:
     """The plan with the policy's margins and guards, so that rule 4 counts what the gate looks at.
 
-    A margin in the metric's own unit needs the baseline's reading: see `judged_under`. A metric with
+    What share of a baseline a margin in the metric's own unit is, each row says (`Comparison.margin`). A metric with
     `must = "nothing"` is no guard. InputError for a rule that a metric cannot meet, before anything runs.
     """
     for metric in plan.metrics:
         for rule in policy.rule:
             if fnmatchcase(metric.key, rule.metric) and rule.must == "improve":
                 _can_improve(metric, rule)
-    metrics = [_with_margin(metric, policy.margin_of(metric.key), None) for metric in plan.metrics]
+    metrics = [_with_margin(metric, policy.margin_of(metric.key)) for metric in plan.metrics]
     guards = [metric.key for metric in plan.metrics if _guards(plan, policy, metric)]
     return plan.model_copy(update={"policy": policy, "metrics": metrics, "guards": guards})
 
 
 def judged_under(plan: Plan, records: Sequence[Record], policy: Policy) -> ExperimentVerdict:
     """Judge the records by the policy's margins and guards."""
-    plan = under(plan, policy)
-    verdict = judge(plan, records)
-    own = {metric.key: amount for metric in plan.metrics if (amount := policy.margin_of(metric.key))}
-    if all(amount.of != "unit" for amount in own.values()):
-        return verdict
-    baselines: dict[str, float] = {}
-    for row in verdict.rows:
-        if row.baseline is not None:
-            baselines[row.metric] = max(abs(row.baseline), baselines.get(row.metric, 0.0))
-    metrics = [_with_margin(metric, own.get(metric.key), baselines.get(metric.key)) for metric in plan.metrics]
-    return judge(plan.model_copy(update={"metrics": metrics}), records)
+    return judge(under(plan, policy), records)
 
 
 def gate(
@@ -123,30 +113,30 @@ def _can_improve(metric: Metric, rule: Rule) -> None:
     if metric.better == "same":
         raise InputError(f'policy: {metric.key} can only stay the same: must = "improve" cannot be met')
     if rule.by is not None:
-        _in_terms_of("by", rule.by, metric.key, metric.unit, metric.kind == "item" or metric.absolute)
+        _in_terms_of("by", rule.by, metric)
 
 
-def _in_terms_of(key: str, amount: Amount, metric: str, unit: str, share: bool) -> None:
+def _in_terms_of(key: str, amount: Amount, metric: Metric) -> None:
     """InputError for an amount that is none of this metric: points are of shares, the rest of everything else."""
+    share = metric.kind == "item" or metric.unit == "share"
     if (amount.of == "share") != share:
         right = '"1 point"' if share else '"2 %" or a number with its unit'
-        raise InputError(f"policy: {key} = {amount} does not fit {metric}: write {right}")
-    if amount.of == "unit" and amount.unit not in ("", unit):
-        raise InputError(f"policy: {key} = {amount} does not fit {metric}, whose unit is {unit}")
+        raise InputError(f"policy: {key} = {amount} does not fit {metric.key}: write {right}")
+    if amount.of == "unit" and amount.unit not in ("", metric.unit):
+        raise InputError(f"policy: {key} = {amount} does not fit {metric.key}, whose unit is {metric.unit}")
 
 
-def _with_margin(metric: Metric, amount: Amount | None, baseline: float | None) -> Metric:
-    """The metric with the policy's margin in the terms of its own."""
+def _with_margin(metric: Metric, amount: Amount | None) -> Metric:
+    """The metric with the policy's margin. One in the unit is left to the rows, but for ratios of counters: each item
+    has a baseline of its own, so that they are compared by their differences."""
     if amount is None:
         return metric
-    _in_terms_of("margin", amount, metric.key, metric.unit, metric.kind == "item" or metric.absolute)
-    if amount.of == "unit":
-        return _checked(metric, min(amount.value / baseline, LARGEST)) if baseline else metric
-    return _checked(metric, amount.value)
-
-
-def _checked(metric: Metric, margin: float) -> Metric:
-    return Metric.model_validate({**metric.model_dump(), "margin": margin})
+    _in_terms_of("margin", amount, metric)
+    of_ratio = metric.kind == "counter-ratio"
+    if amount.of == "unit" and not of_ratio:
+        return metric
+    absolute = of_ratio and amount.of != "baseline"
+    return Metric.model_validate({**metric.model_dump(), "margin": amount.value, "absolute": absolute})
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ class _Scale:
         self.b = [math.log(x) for x in b] if self.logs else list(b)
         self.base = math.exp(fmean(self.a)) if self.logs else fmean(a)
         # The margin is a fraction of the baseline; where ratios make no sense it is one of the baseline's size.
-        self.margin_outward = this.metric.margin if self.logs else this.metric.margin * abs(self.base)
+        self.margin_outward = this.margin(self.base) if self.logs else this.margin_in_unit(self.base)
         self.margin = math.log1p(self.margin_outward) if self.logs else self.margin_outward
 
     def outward(self, step: float) -> float:

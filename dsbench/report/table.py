@@ -209,6 +209,8 @@ def _short(test: str) -> str:
 def verdict_words(row: Verdict) -> str:
     """The word, with the margin that an equivalence holds within."""
     if row.word == "equivalent" and row.margin_absolute:
+        if row.unit != "share":
+            return f"equivalent within {row.margin:,.10g} {row.unit}"
         return f"equivalent within {row.margin * 100:g} point{'' if row.margin == 0.01 else 's'}"
     if row.word == "equivalent" and row.margin:
         return f"equivalent within {row.margin * 100:g} %"
@@ -255,7 +257,7 @@ def host_lines(rows: Sequence[Verdict]) -> list[str]:
 
 def _effect(row: Verdict, effect: float) -> str:
     """In the terms of the row's interval: a fraction of the baseline, points of a share, or the unit."""
-    if row.kind == "item" or row.margin_absolute:
+    if row.kind == "item" or row.unit == "share":
         return f"{effect * 100:.3g} points"
     return f"{effect * 100:.3g} %" if row.interval_of == "relative" else f"{effect:.3g} {row.unit}"
 

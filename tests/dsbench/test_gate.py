@@ -4,9 +4,11 @@ import random
 
 import pytest
 
+from dsbench.comparison import Comparison
 from dsbench.errors import InputError
-from dsbench.gate import _with_margin, gate, judged_under, under, without_baseline
+from dsbench.gate import gate, judged_under, under, without_baseline
 from dsbench.policy import LARGEST, Policy
+from dsbench.report.table import verdict_words
 from dsbench.suite import parse_suite
 from tests.dsbench.conftest import SMALL
 
@@ -116,6 +118,27 @@ def test_own_margins_in_each_of_their_terms(held):
     assert held([{"metric": line, "margin": "999 B"}], lost).word == "failed"
 
 
+@pytest.mark.parametrize("base", [0, 2**10, 60 * 2**30])
+@pytest.mark.parametrize(
+    ("change", "why"), [(2**20, "equivalent"), (64 * 2**20, "equivalent"), (65 * 2**20, "regressed")]
+)
+def test_a_margin_in_bytes_is_one_whatever_the_baseline_reads(held, base, change, why):
+    """Nothing of another program on the device, then 1 MiB of it, is inside 64 MiB."""
+    line = "kv.non_torch_bytes"
+    values = lambda boot, m: base + (change if boot.arm == ARM else 0) if m == line else None  # noqa: E731
+    found = check(held([{"metric": line, "margin": "64 MiB"}], values), line)
+    assert found.why == why
+    if not base and why == "equivalent":
+        assert verdict_words(found.row) == "equivalent within 67,108,864 B"
+
+
+@pytest.mark.parametrize(("margin", "why"), [("4 tok/s", "regressed"), ("6 tok/s", "equivalent"), (6, "equivalent")])
+def test_a_margin_in_the_unit_of_a_clock(held, margin, why):
+    values = moved("decode.tps.c1", -0.05, spread=0.0005)
+    found = check(held([{"metric": "decode.tps.c1", "margin": margin}], values, blocks=8), "decode.tps.c1")
+    assert (found.why, found.row.margin) == (why, pytest.approx(float(str(margin).split()[0]) / 100, rel=1e-3))
+
+
 def test_a_wide_margin_makes_a_noisy_guard_equivalent(held):
     values = moved("decode.tps.c1", -0.05, spread=0.005)
     assert check(held(values=values, blocks=8), "decode.tps.c1").status == "failed"
@@ -189,9 +212,11 @@ def test_nothing_stored_that_compares_is_void():
 
 @pytest.mark.parametrize("margin", ["99999999999999999999 %", 1e18, "1000000000000000 %"])
 def test_a_plan_under_the_widest_policy_can_be_read_again(make_plan, margin):
-    """A margin in the metric's own unit is turned into one of its baseline, which may be next to nothing."""
+    """A margin in the metric's own unit is one of its baseline in a row, which may be next to nothing."""
     policy = Policy.model_validate({"rule": [{"metric": "kv.available_bytes", "margin": margin}]})
     plan = under(make_plan(), policy)
     assert type(plan).model_validate_json(plan.model_dump_json()) == plan
-    metric = plan.metric("kv.available_bytes")
-    assert _with_margin(metric, policy.rule[0].margin, 1e-300).margin <= LARGEST
+    assert under(plan, policy) == plan
+    this = Comparison(plan, plan.arms[1], plan.metric("kv.available_bytes"), 0, "guard")
+    for base in (1e-300, 0.0, 1e30):
+        assert this.row("equivalent", baseline=base).margin <= LARGEST

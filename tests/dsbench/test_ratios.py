@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from dsbench.gate import judged_under, under
 from dsbench.judge import judge
 from dsbench.plan import plan_experiment
+from dsbench.policy import Policy
+from dsbench.report.table import verdict_words
 from dsbench.sanity import plausible
 from dsbench.suite import parse_suite
 from impl.dims import PICO
@@ -60,6 +63,21 @@ def test_greedy_counts_that_repeat_are_exact(verdict_of, above, word):
     found = row(verdict_of(values, blocks=2), "accept.rate")
     assert (found.word, found.test, found.p) == (word, "equal counts", None)
     assert found.delta == pytest.approx((above - 50) / 100)
+
+
+def test_a_policys_margin_in_tokens_a_round_holds_for_every_item(make_records):
+    """0.1 of 2 and of 4 tokens a round alike, whichever item the row shows."""
+    policy = Policy.model_validate({"rule": [{"metric": "accept.length", "margin": "0.1 tok/round"}]})
+    plan = under(
+        under(plan_experiment(["draft_logits_persistent=off"], SUITE, PICO, controls=True, blocks=2), policy), policy
+    )
+    for lost, word in ((9, "equivalent"), (11, "regressed")):
+        after = {"prose greedy": (200 - lost, 100), "structured greedy": (400 - lost, 100)}
+        values = counts("accept.length", {"prose greedy": (200, 100), "structured greedy": (400, 100)}, after)
+        found = row(judged_under(plan, make_records(plan, values), policy), "accept.length")
+        assert (found.word, found.margin, found.margin_absolute) == (word, 0.1, True)
+        told = "equivalent within 0.1 tok/round" if word == "equivalent" else word
+        assert verdict_words(found) == told
 
 
 @pytest.mark.parametrize(("above", "word"), [(250, "inconclusive"), (200, "inconclusive"), (150, "regressed")])
