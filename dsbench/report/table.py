@@ -190,7 +190,8 @@ def how(row: Verdict) -> str:
         return f"(exact, n={row.n_baseline}+{row.n_candidate})"
     if row.kind == "counter-ratio":
         fired = f", p={row.p:.2g}" if row.p is not None else ""
-        return f"(permutation, n={row.n_baseline}+{row.n_candidate} boots{fired})"
+        n = f"{row.n_baseline}+{row.n_candidate} boots" if row.test.startswith("permutation") else f"{row.blocks} pairs"
+        return f"({_short(row.test)}, n={n}{fired})"
     if row.kind == "sample":
         n = f"{row.blocks} pairs" if row.blocks else f"{row.n_baseline}+{row.n_candidate} boots"
         parts = [_short(row.test), f"n={n}"]

@@ -89,7 +89,8 @@ def _acceptance(rng: Rng, plan: Plan) -> dict[str, list[Readings]]:
     for kind in KINDS:
         between = float(noise.draw_between(rng, drafts.between, 1)[0])
         greedy = noise.accepted_counts(rng, drafts, 0.0, 1).repeat(len(plan.boots), axis=0)
-        sampled = noise.accepted_counts(rng, drafts, between, len(plan.boots))
+        levels = noise.block_levels(rng, drafts, [boot.block for boot in plan.boots])
+        sampled = noise.accepted_counts(rng, drafts, between, len(plan.boots), levels)
         for name, counts in ((GREEDY, greedy), (SAMPLED, sampled)):
             for i, of_boot in enumerate(counts):
                 for key, fields in _ratios(f"{kind} {name}", of_boot):

@@ -32,6 +32,7 @@ from dsbench.stats.holm import holm
 from dsbench.stats.items import mcnemar_p
 from dsbench.stats.law import EXPECTED_AT_LEAST, Context, LawTest, compare_law, together
 from dsbench.stats.power import smallest_effect, smallest_effect_unblocked, smallest_law, smallest_share
+from dsbench.stats.samples import blocks_to_fire
 
 LAYOUT_BYTES = 63_586_506_240
 """Available KV bytes of one exclusive GPU, the same on four boots (measurement.md, section 2)."""
@@ -75,10 +76,14 @@ class Drafts:
     def claimed(self, between: float) -> float:
         """Smallest change of the length with 80 % power, in tokens a round."""
         length, per_logit = self._length(0.0), (self._length(1e-3) - self._length(-1e-3)) / 2e-3
-        sd = math.hypot(self._counting_sd(), between * per_logit)
-        found = smallest_effect_unblocked(sd, self.boots, self.boots, ALPHA, self.metric.margin * length)
-        assert found is not None
-        return found
+        sd, margin = math.hypot(self._counting_sd(), between * per_logit), self.metric.margin
+        if self.boots >= blocks_to_fire(ALPHA):
+            found = smallest_effect(math.sqrt(2) * sd / length, self.boots, ALPHA, math.log1p(margin))
+            return math.expm1(found or 0.0) * length
+        sd = math.hypot(sd, self.drafts.blocks * per_logit)
+        unpaired = smallest_effect_unblocked(sd, self.boots, self.boots, ALPHA, margin * length)
+        assert unpaired is not None
+        return unpaired
 
     def claim(self) -> float | None:
         return self.claimed(float(np.mean(self.drafts.between))) / self._length(0.0)
@@ -109,6 +114,7 @@ class Drafts:
             change = self.claimed(float(between)) * (1 if i % 2 else -1) * planted
             where = order[i]
             shift = np.where(where, self._shift(change) if planted else 0.0, 0.0)
+            shift = shift + noise.block_levels(rng, self.drafts, [b // 2 + 1 for b in range(2 * self.boots)])
             counts = noise.accepted_counts(rng, self.drafts, float(between), 2 * self.boots, shift)
             boots = [
                 boot(b + 1, CANDIDATE if where[b] else BASELINE, b // 2 + 1, [self._reading(b + 1, counts[b])])

@@ -7,6 +7,7 @@ boot-to-boot figures, which have sources, stay as they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,14 +106,16 @@ class DraftNoise:
     """Its fall from one position to the next."""
     between: tuple[float, float]
     """Standard deviation of that chance between boots, beyond counting, in logits."""
+    blocks: float
+    """Standard deviation of that chance between blocks, in logits: boots of a block draw with the same seeds."""
     drafts: int
     """Rounds of one boot and item."""
     source: str
 
 
 DRAFTS = DraftNoise(
-    5, 0.75, 0.03, (0.0, 0.10), 600,
-    "section 5 has counters and definitions; rates, and a spread between boots beyond counting, assumed",
+    5, 0.75, 0.03, (0.0, 0.10), 0.15, 600,
+    "section 5 has counters and definitions; rates, and spreads between boots and blocks beyond counting, assumed",
 )  # fmt: skip
 
 
@@ -239,6 +242,12 @@ def answers(rng: Rng, noise: ItemNoise, chances: Floats, boots: int) -> Ints:
     luck = np.sqrt(noise.correlation) * shared + np.sqrt(1 - noise.correlation) * own
     right: Ints = (luck < ndtri(chances)).astype(np.int64)
     return right
+
+
+def block_levels(rng: Rng, noise: DraftNoise, blocks: Sequence[int | None]) -> Floats:
+    """[boots] shift in logits of boots of these blocks: one a block, none for a boot without."""
+    drawn = {block: noise.blocks * rng.standard_normal() for block in dict.fromkeys(blocks) if block is not None}
+    return np.array([0.0 if block is None else drawn[block] for block in blocks])
 
 
 def accepted_counts(rng: Rng, noise: DraftNoise, between: float, boots: int, shift: Floats | float = 0.0) -> Floats:

@@ -1,14 +1,19 @@
-"""Rows of counter ratios: exact where greedy counts repeat, otherwise by permutation of boots; and what is too good."""
+"""Rows of counter ratios: exact where greedy counts repeat, otherwise paired in blocks or boots permuted; and what is
+too good."""
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dsbench.gate import judged_under, under
 from dsbench.judge import judge
+from dsbench.metrics import metric
 from dsbench.plan import plan_experiment
 from dsbench.policy import Policy
 from dsbench.report.table import verdict_words
 from dsbench.sanity import plausible
+from dsbench.simulation.comparing import boot, reading, row_of, two_arms
 from dsbench.suite import parse_suite
 from impl.dims import PICO
 
@@ -235,3 +240,96 @@ def test_of_the_items_that_decide_the_surest_is_shown(verdict_of):
     found = row(verdict_of(counts("accept.rate", values(60, 14), values(38, 14)), blocks=6), "accept.rate")
     assert found.p == pytest.approx(2 * 2 / 924)
     assert found.word == "regressed"
+
+
+# --- blocks ---------------------------------------------------------------------------------------------------------
+
+LEVELS = [2.0, 2.2, 2.5, 2.7, 3.0, 3.2, 2.1, 2.8]
+
+
+def lengths(factor, levels=LEVELS, items=1):
+    """Counts at a level of each block; `factor` of the block moves them."""
+
+    def give(boot):
+        rounds = 1000 * levels[boot.block - 1] * factor(boot.block)
+        return {f"prose t=1 k{k}": (round(rounds), 1000) for k in range(items)}
+
+    return give
+
+
+def a_little(block):
+    return 0.97 + 0.0005 * (block % 3)
+
+
+@pytest.mark.parametrize(("blocks", "fires"), [(6, True), (8, True), (5, False)])
+def test_levels_of_blocks_hide_no_loss_from_six_blocks_on(verdict_of, blocks, fires):
+    values = counts("accept.length", lengths(lambda block: 1), lengths(a_little))
+    found = row(verdict_of(values, blocks=blocks), "accept.length")
+    assert found.relative == pytest.approx(-0.0295, abs=0.01 if not fires else 0.001)
+    assert -0.0305 < found.interval[0] <= found.interval[1] < -0.0285
+    if fires:
+        assert (found.word, found.p) == ("regressed", 2 / 2**blocks)
+        assert found.test == "sign-flip over blocks, Holm over items, log ratio"
+        assert found.interval[0] <= found.relative <= found.interval[1]
+        assert found.candidate / found.baseline - 1 == pytest.approx(found.relative)
+    else:
+        assert (found.word, found.p > 0.5) == ("inconclusive", True)
+        assert found.test == "permutation of boots, Holm over items; interval over blocks"
+
+
+def test_a_share_is_paired_by_its_points(verdict_of):
+    def give(loss):
+        return lambda boot: {"prose t=1": (300 + 50 * boot.block - loss - boot.block % 2, 1000)}
+
+    found = row(verdict_of(counts("accept.rate", give(0), give(20)), blocks=7), "accept.rate")
+    assert (found.word, found.p, found.interval_of) == ("regressed", 2 / 2**7, "difference")
+    assert found.test == "sign-flip over blocks, Holm over items, difference"
+    assert found.delta == pytest.approx(-0.02)
+
+
+def test_so_many_items_that_blocks_could_not_tell_are_permuted(verdict_of):
+    """6 blocks give p = 1/32 for one item at least, times 4; 6+6 boots 2/924 times 4."""
+    lost = counts("accept.length", lengths(lambda block: 1, [2] * 8, 4), lengths(lambda block: 0.9, [2] * 8, 4))
+    few, more = (row(verdict_of(lost, blocks=blocks), "accept.length") for blocks in (6, 8))
+    assert (few.word, few.p, few.test.partition(" ")[0]) == ("regressed", pytest.approx(4 * 2 / 924), "permutation")
+    assert (more.word, more.p, more.test.partition(" ")[0]) == ("regressed", pytest.approx(4 / 128), "sign-flip")
+
+
+def test_what_blocks_can_see_is_told_from_the_blocks(verdict_of):
+    """Levels from 2.0 to 3.2 are no noise of the change: boots would need a thousand, blocks some."""
+    rng = np.random.default_rng(3)
+    noise = {block: 1 + 0.015 * rng.standard_normal() for block in range(1, 9)}
+    values = counts("accept.length", lengths(lambda block: 1), lengths(noise.get))
+    found = row(verdict_of(values, blocks=6), "accept.length")
+    assert (found.word, found.needed_unit) == ("inconclusive", "blocks")
+    assert 0.02 < found.smallest_effect < 0.05
+    assert found.blocks_needed < 40
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(*[st.tuples(st.integers(0, 60), st.integers(50, 60))] * 2), min_size=6, max_size=9))
+def test_a_claim_is_on_its_intervals_side(blocks):
+    """Pooled counts may say the contrary of every block; what is claimed is what the blocks say."""
+    of = metric("accept.rate")
+    boots = [
+        boot(2 * i + k, "ab"[k], i, [reading(of, 2 * i + k, x / n, item="prose t=1", raw=[x, n])])
+        for i, pair in enumerate(blocks, start=1)
+        for k, (x, n) in enumerate(pair)
+    ]
+    found = row_of(two_arms(of, len(blocks)), boots)
+    if found.word in ("improved", "regressed"):
+        low, high = found.interval
+        assert (found.delta > 0) == (low > 0) == (high > 0) == (found.word == "improved")
+
+
+def test_boots_without_blocks_are_no_pair():
+    """Their counts are not the same for having been so in the last boot of each arm."""
+    of = metric("accept.rate")
+    counted = [("a", 50), ("a", 40), ("b", 30), ("b", 40)]
+    boots = [
+        boot(i, arm, None, [reading(of, i, x / 100, item="prose t=1", raw=[float(x), 100.0])])
+        for i, (arm, x) in enumerate(counted, start=1)
+    ]
+    found = row_of(two_arms(of, 2), boots)
+    assert (found.word, found.blocks, found.interval) == ("inconclusive", 0, None)
+    assert found.delta == pytest.approx(-0.1)

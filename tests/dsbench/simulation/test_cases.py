@@ -25,10 +25,11 @@ SHORT = {
     "blocked": (blocked("decode.tps", 6), 200),
     "unblocked": (unblocked("decode.tps", 5), 120),
     "counter-ratio": (Drafts(5), 70),
+    "counter-ratio in blocks": (Drafts(8), 70),
     "clustered": (Items("toolcall", 2, noise.ItemNoise(60, 0.86, (0.12, 0.12), 12, 0.3, ""), 0.02), 60),
     "law": (Law(2), 60),
 }
-REQUESTS = ("blocked", "unblocked", "counter-ratio")
+REQUESTS = ("blocked", "unblocked", "counter-ratio", "counter-ratio in blocks")
 
 
 def rarely(hits: int, n: int) -> bool:

@@ -115,3 +115,16 @@ def test_drafts_have_the_length_and_the_counting_noise_that_power_assumes():
     assert lengths.mean() == pytest.approx(case._length(0.0), rel=0.005)
     assert lengths.std() == pytest.approx(case._counting_sd(), rel=0.05)
     assert (np.diff(counts, axis=1) <= 0).all()
+
+
+def test_boots_of_a_block_share_its_level():
+    rng, drafts = np.random.default_rng(10), noise.DRAFTS
+    levels = noise.block_levels(rng, drafts, [None, *(block for block in range(N) for _ in "ab")])
+    assert levels[0] == 0
+    assert (levels[1::2] == levels[2::2]).all()
+    assert levels[1::2].std() == pytest.approx(drafts.blocks, rel=0.05)
+    counts = noise.accepted_counts(rng, drafts, 0.0, 2 * N, levels[1:])
+    lengths = (counts.sum(axis=1) / counts[:, 0]).reshape(N, 2)
+    alone = Drafts(8)._counting_sd()
+    assert lengths.std(axis=0).min() > 2 * alone
+    assert np.diff(lengths, axis=1).std() == pytest.approx(math.sqrt(2) * alone, rel=0.06)
