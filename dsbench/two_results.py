@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dsbench.arm_figures import Measured, by_arm
+from dsbench.claims import corrected
 from dsbench.comparable import apart, conditions_of, differing, settings_apart
 from dsbench.compare import compare
 from dsbench.comparison import merged
@@ -89,7 +90,8 @@ def pair_of(first: Result, arm: Arm, second: Result, other: Arm) -> Pair:
     """Judge an arm of the second result against one of the first, where they are comparable.
 
     Boots of two results share no block, so samples are compared as two groups, and are never resolved: what changed
-    on the machine in between cannot be told from what changed in the build.
+    on the machine in between cannot be told from what changed in the build. The other rows' words have to stand among
+    their families, as in an experiment.
     """
     said = apart(second.plan, other, first.plan, arm)
     said += [f"{result.plan.id} is void" for result in (first, second) if _void(result)]
@@ -113,7 +115,9 @@ def pair_of(first: Result, arm: Arm, second: Result, other: Arm) -> Pair:
                 for rank in sorted(ranks or {None}, key=lambda rank: -1 if rank is None else rank)
             ]
         )
-    return Pair(arm.name, other.name, [], rows, left_out)
+    # What is read by the clock claims nothing here, and so takes nothing from the others' level.
+    tested = iter(corrected(plan, [row for row in rows if not by_the_clock(row)]))
+    return Pair(arm.name, other.name, [], [row if by_the_clock(row) else next(tested) for row in rows], left_out)
 
 
 def by_the_clock(row: Verdict) -> bool:

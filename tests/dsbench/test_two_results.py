@@ -16,8 +16,10 @@ MACHINE = Fingerprint(cpu="c", cores=2, memory_gib=4, kernel="k", python="3.11",
 def stored(tmp_path, make_plan, make_records):
     """A result on the disk, as `ab` leaves it."""
 
-    def build(name, values=lambda boot, metric: None, toggles=("mhc_input_reuse",), machine=MACHINE, **changes):
-        plan = make_plan(*toggles).model_copy(update={"id": name, "fingerprint": machine, **changes})
+    def build(
+        name, values=lambda boot, metric: None, toggles=("mhc_input_reuse",), machine=MACHINE, blocks=2, **changes
+    ):
+        plan = make_plan(*toggles, blocks=blocks).model_copy(update={"id": name, "fingerprint": machine, **changes})
         folder = create(plan, tmp_path)
         lines = [RECORD.dump_json(record) for record in make_records(plan, values)]
         (folder / "records.jsonl").write_bytes(b"\n".join(lines) + b"\n")
@@ -61,6 +63,26 @@ def test_bytes_tokens_and_answers_are_judged(stored):
     assert row(found.pairs[0], "identity.tokens").word == "regressed"
     figures = next(entry for entry in found.figures if entry.metric == "kv.available_bytes")
     assert (figures.first["baseline"].value, figures.second["baseline"].value) == (1_000_000, 999_999)
+
+
+@pytest.mark.parametrize(
+    ("lost", "word"), [(["smoke.correct"], "regressed"), (["smoke.correct", "identity.tokens"], "inconclusive")]
+)
+def test_losses_have_to_stand_among_the_guards_as_in_an_experiment(stored, small, make_plan, lost, word):
+    """6 of 40 items lost: p = 0.03 alone is at most 4 %, but not among two tested guards."""
+    metrics = [m.model_copy(update={"margin": 0.02 if m.kind == "item" else m.margin}) for m in make_plan().metrics]
+
+    def values(boot, metric, moved):
+        if metric not in ("smoke.correct", "identity.tokens"):
+            return None
+        right, wrong = (1, 0) if metric == "smoke.correct" else ([1, 2], [9, 9])
+        return {f"i{n:02}": wrong if metric in moved and n < 6 else right for n in range(40)}
+
+    first = stored("one", lambda b, m: values(b, m, []), blocks=4, metrics=metrics)
+    second = stored("two", lambda b, m: values(b, m, lost), blocks=4, metrics=metrics)
+    rows = [row(compare_results(first, second).pairs[0], metric) for metric in lost]
+    assert [(r.word, r.p <= 0.04, r.p_holm > 0.04) for r in rows] == [(word, True, len(lost) > 1)] * len(lost)
+    assert all("tested guards of this arm" in r.notes[-1] for r in rows) == (len(lost) > 1)
 
 
 @pytest.mark.parametrize(
