@@ -1,6 +1,7 @@
 """`dsbench suites`: what it says is worked out from the suite."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ from dsbench.cli.suites import _short_time, _times, resolves
 from dsbench.run_times import RunTime
 from dsbench.suite import load_suite, parse_suite, shipped
 from tests.dsbench.conftest import SMALL
+
+DOSE = Path(__file__).resolve().parents[3] / "results" / "battery" / "dose.toml"
 
 
 @pytest.fixture
@@ -95,6 +98,18 @@ def test_the_time_of_the_usual_shape_comes_first_and_another_ones_says_so():
     assert _short_time(given) == "4 min, estimated (embedded micro, 2 cores)"
     assert _short_time([pico]) == "4 min (embedded pico, 2 cores; embedded micro not measured yet)"
     assert _short_time([]) == "not measured yet"
+
+
+@pytest.mark.skipif(not DOSE.exists(), reason="this tree was shipped without results/")
+def test_the_suite_of_doses_is_full_with_all_problems_and_one_long_prompt():
+    dose, full = load_suite(str(DOSE)), load_suite("full")
+    assert (dose.guards, dose.drift_controls, dose.speculative) == (full.guards, full.drift_controls, full.speculative)
+    differ = [name for name in full.probes.names() if getattr(dose.probes, name) != getattr(full.probes, name)]
+    assert differ == ["gsm8k", "identity"]
+    assert dose.probes.items("gsm8k") == 1319
+    *same, longer = dose.probes.identity.prompts
+    assert same == full.probes.identity.prompts
+    assert len(longer) >= 1000, "of micro a character is a token"
 
 
 def test_more_items_and_more_boots_show_less():
