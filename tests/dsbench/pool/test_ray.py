@@ -54,6 +54,8 @@ ON_FAKE = """#!/bin/sh
 export FAKE_FAULT="$(cat {folder}/fault 2>/dev/null)"
 if [ "$3" = impl.serve ]; then
     shift 3
+    echo "${{CUDA_VISIBLE_DEVICES-none}}" >>{folder}/gpus
+    for flag; do shift; case $flag in --device|cuda) ;; *) set -- "$@" "$flag" ;; esac; done
     sleep "$(cat {folder}/pause 2>/dev/null || echo 0)"
     PYTHONPATH={root} exec {python} {root}/tests/dsbench/fake_engine.py "$@"
 fi
@@ -65,7 +67,8 @@ exec {python} "$@"
 def on_fake(folder):
     """Arms of the fake engine. Nodes, tasks, harnesses and records are real.
 
-    In `folder` a file `fault` names the engine's fault, and `pause` the seconds before it starts.
+    In `folder` a file `fault` names the engine's fault, and `pause` the seconds before it starts; `gpus` gets a line
+    a boot, of the GPUs that its engine sees.
     """
     python = folder / "python"
     python.write_text(ON_FAKE.format(root=ROOT, python=sys.executable, folder=folder))
@@ -164,6 +167,38 @@ def test_the_embedded_engine_reads_over_two_nodes_what_it_reads_alone(cluster, t
     assert exact_rows(verdicts["pool"]) == exact_rows(verdicts["alone"])
     assert (verdicts["pool"].word, verdicts["pool"].void) == ("improved", [])
     assert [host.name for host in verdicts["pool"].hosts] == ["host1", "host2"]
+
+
+@pytest.fixture
+def gpu_cluster():
+    """A host with two GPUs, as far as Ray is told, beside one that has none."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'dsbench-dspark[ray]'")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("PYTHONPATH", str(ROOT))
+    patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster.with_gpus = cluster.add_node(num_cpus=1, num_gpus=2, resources={"dsbench": 1})
+    cluster.add_node(num_cpus=1, num_gpus=0, resources={"dsbench": 1})
+    yield cluster
+    cluster.shutdown()
+    patch.undo()
+
+
+def test_units_that_need_a_gpu_get_one_of_their_own(gpu_cluster, tmp_path):
+    (tmp_path / "pooled.toml").write_text(SUITE)
+    what = (*on_fake(tmp_path), "--device", "cuda", "--suite", "pooled.toml", "--json")
+    run = dsbench(*what, "--pool", f"ray:{gpu_cluster.address}", folder=tmp_path)
+    out, err = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 0, out + err
+    (folder,) = (tmp_path / "results").glob("*")
+    result = store.load(folder)
+    assert result.verdict.word == "improved"
+    assert {x.host for x in result.records if isinstance(x, r.BootStarted)} == {"host1"}
+    assert node_of(result.records, "host1") == gpu_cluster.with_gpus.node_id
+    assert set((tmp_path / "gpus").read_text().split()) in ({"0"}, {"1"}, {"0", "1"}), "each boot sees one GPU, no more"
 
 
 def test_two_nodes_one_killed(cluster, tmp_path):
