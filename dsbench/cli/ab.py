@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @build_options
 @out_option
 @reuse_option
-@click.option("--resume", metavar="RESULT", help="Go on with a stopped experiment; finished boots are kept.")
+@click.option("--resume", metavar="RESULT", help="Go on: finished boots are kept, those cut off or killed run again.")
 @click.option(
     "--pool",
     metavar="ray[:ADDRESS]",

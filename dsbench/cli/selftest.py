@@ -41,7 +41,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
     "--without",
     metavar="DETECTOR",
     default="-",
-    help="--faults: take a detector away (checksum, chain, group, lock, void); its faults are then missed.",
+    help="--faults: take a detector away (checksum, chain, lock, group, repeat, void); its faults are then missed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the grades as JSON.")
 @click.pass_context

@@ -9,10 +9,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dsbench.errors import InputError
+
+if TYPE_CHECKING:
+    from dsbench.selftest.kills import KilledRun
 
 
 def disturbed(only: Sequence[str], kills: int | None, seed: int, out: Path | None, without: str, as_json: bool) -> int:
@@ -58,7 +62,7 @@ def _mishaps(only: Sequence[str], work: Path, without: str, as_json: bool) -> in
 
 def _kills(number: int, work: Path, seed: int, as_json: bool) -> int:
     from dsbench.cli.table import print_table
-    from dsbench.selftest.kills import KilledRun, kill_at_random
+    from dsbench.selftest.kills import kill_at_random
 
     def tell(run: KilledRun) -> None:
         click.echo(f"{len(run.kills)} kills, {run.starts} starts: {run.verdict}", err=True)
@@ -77,10 +81,17 @@ def _kills(number: int, work: Path, seed: int, as_json: bool) -> int:
                     str(at),
                     "; ".join(f"{k.who} {k.seconds:.1f} {k.phase or 'none'} {k.records}" for k in run.kills if k.hit),
                     str(run.starts),
-                    f"{run.verdict} ({run.failed_boots} boots failed)" if run.failed_boots else run.verdict,
+                    _verdict(run),
                     "; ".join(run.problems) or "yes",
                 ]
                 for at, run in enumerate(runs, start=1)
             ],
         )
     return 1 if any(run.lost or run.orphans or run.problems for run in runs) else 0
+
+
+def _verdict(run: KilledRun) -> str:
+    """With what became of boots whose engine was killed."""
+    counts = ((run.repeated_boots, "repeated"), (run.failed_boots, "failed"))
+    boots = [f"{number} boots {what}" for number, what in counts if number]
+    return f"{run.verdict} ({', '.join(boots)})" if boots else run.verdict

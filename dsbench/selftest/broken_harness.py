@@ -13,11 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 from dsbench import execute, record_lines
 from dsbench.cli import main as command_line
-from dsbench.engines import embedded, server
+from dsbench.engines import devices, embedded, server
 from dsbench.records import Arm, Plan
 
 NONE = "-"
@@ -48,6 +49,36 @@ def time_zone() -> None:
     _replace(execute, "_boot", elsewhere)
 
 
+def one_gpu() -> None:
+    """Where NVML tells of no GPU it tells of one, and little about it; the lock on it is the real one."""
+    if not devices.reading()["gpus"]:
+        sys.modules["pynvml"] = cast(ModuleType, _Nvml())
+
+
+class _Nvml:
+    """NVML with one GPU that answers few questions."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        known = {
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": 0,
+            "nvmlDeviceGetName": "none",
+            "nvmlSystemGetDriverVersion": "none",
+        }
+
+        def answer(*_: Any) -> Any:
+            if name in known:
+                return known[name]
+            raise self.NVMLError
+
+        return answer
+
+
 def without_checksum() -> None:
     """What a line tells of itself and of the one before is believed."""
 
@@ -71,6 +102,11 @@ def without_lock() -> None:
     _replace(fcntl, "flock", lambda *_: None)
 
 
+def without_repeat() -> None:
+    """A boot whose engine was killed is a failed one for good."""
+    _replace(execute, "to_repeat", lambda *_: [])
+
+
 def without_group() -> None:
     """Only the engine's first process is ended."""
 
@@ -87,12 +123,13 @@ def without_void() -> None:
     _replace(importlib.import_module("dsbench.judge"), "void_reasons", lambda *_: [])
 
 
-FAULTS = {"clock_jump": clock_jump, "time_zone": time_zone}
+FAULTS = {"clock_jump": clock_jump, "time_zone": time_zone, "one_gpu": one_gpu}
 DETECTORS: dict[str, Callable[[], None]] = {
     "checksum": without_checksum,
     "chain": without_chain,
     "lock": without_lock,
     "group": without_group,
+    "repeat": without_repeat,
     "void": without_void,
 }
 """What can be taken away, so that its faults must be missed."""

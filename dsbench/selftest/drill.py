@@ -104,7 +104,7 @@ def _run(mishap: Mishap, place: Path, suite: Path, without: str, undo: ExitStack
     start = starter(scene, place, mishap.engine, mishap.harness, without)
     if mishap.happens:
         mishap.happens(scene)
-    asked = [*RUN, "--suite", str(suite), "--blocks", str(mishap.blocks), "-o", str(out)]
+    asked = [*RUN, *mishap.args, "--suite", str(suite), "--blocks", str(mishap.blocks), "-o", str(out)]
     scene.process = start(["ab", *asked])
     try:
         if scene.during:
@@ -114,6 +114,8 @@ def _run(mishap: Mishap, place: Path, suite: Path, without: str, undo: ExitStack
     told = output(scene.process)
     given, wrong = _judged(mishap.code, mishap.says, scene.process.returncode, told)
     wrong += orphans(place)
+    if scene.says not in told:
+        wrong.append(f"no line says {scene.says!r}")
     before = whole_lines(out)
     if mishap.ends:
         scene.before()

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,12 +19,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsbench.engines.ended import GROUPS, OWN_GROUP
 from dsbench.engines.strays import strays
-from dsbench.selftest.broken_engine import PORT
+from dsbench.selftest.broken_engine import LIMITED, PORT
 from dsbench.store import BOOTS, PLAN, RECORDS
 
 PATIENCE_S = 120.0
+MEMORY_BYTES = 2 << 30
+"""Of a run whose engine is to run out of memory: several times what harness and engine take."""
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, PR_CAPBSET_DROP = 1, 2, 24
+HOLDER = """
+import sys
+from pathlib import Path
+from dsbench.engines.gpu_lock import locked
+with locked({0}, Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 class Skipped(Exception):
@@ -49,6 +61,8 @@ class Scene:
     """Mends what happened, before the run is resumed."""
     during: Callable[[Scene], None] | None = None
     process: subprocess.Popen[str] | None = None
+    says: str = ""
+    """A further part of the output that must be there, where this machine decides what can happen."""
     findings: list[str] = field(default_factory=list)
     """What else went wrong."""
 
@@ -109,10 +123,72 @@ def kills_both(scene: Scene) -> None:
     scene.during = both
 
 
+def kills_engine(scene: Scene) -> None:
+    def kill(s: Scene) -> None:
+        for pid in strays(s.wait_for_boot(2, "ready.json")):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    scene.during = kill
+
+
 def _signal(scene: Scene, number: signal.Signals) -> None:
     """In the middle of the second boot."""
     scene.wait_for_boot(2, "ready.json")
     scene.running.send_signal(number)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def limits_memory(scene: Scene) -> None:
+    """The run gets a control group of little memory, which the engine fills; where none can be made it ends itself."""
+    group = _memory_group()
+    if group is None:
+        return
+    scene.undo.callback(_remove, group)
+
+    def enter() -> None:
+        with (group / "cgroup.procs").open("r+") as file:
+            file.write("0")  # the process that writes
+
+    scene.begin = enter
+    scene.environment[LIMITED] = str(MEMORY_BYTES)
+    scene.says = "out of memory, says the kernel"
+
+
+def _memory_group(groups: Path = GROUPS, own_group: Path = OWN_GROUP) -> Path | None:
+    """A new group (version 2) with a limit, in the nearest one whose children may have one; None if there is none."""
+    try:
+        own = next(line[3:] for line in own_group.read_text("ascii").splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return None
+    nearest = groups / own.strip("/")
+    for parent in (nearest, *nearest.parents):
+        if not parent.is_relative_to(groups):
+            break
+        group = parent / f"dsbench-selftest-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            if "memory" not in (parent / "cgroup.subtree_control").read_text("ascii").split():
+                continue
+            group.mkdir()
+            try:
+                for name, value in (("memory.max", MEMORY_BYTES), ("memory.swap.max", 0)):
+                    with (group / name).open("r+") as file:
+                        file.write(str(value))
+                return group
+            except OSError:
+                _remove(group)
+    return None
+
+
+def _remove(group: Path) -> None:
+    """A group's processes are gone for the kernel a moment after they are for us."""
+    deadline = time.monotonic() + 2.0
+    while group.exists() and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        time.sleep(0.01)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -237,6 +313,24 @@ def answers_elsewhere(scene: Scene) -> None:
     scene.undo.callback(server.server_close)
     scene.undo.callback(server.shutdown)
     scene.environment[PORT] = str(server.server_port)
+
+
+def holds_gpu(scene: Scene) -> None:
+    """A second process holds GPU 0 as a harness does, in a folder for temporary files that only this run has."""
+    place = scene.out.with_name(f"{scene.out.name}-tmp")
+    place.mkdir(parents=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-P", "-c", HOLDER, str(place)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    scene.undo.callback(holder.communicate)
+    assert holder.stdout is not None
+    if holder.stdout.readline() != "held\n":
+        scene.findings.append("no second process could hold the GPU")
+    scene.environment |= {"TMPDIR": str(place), "CUDA_VISIBLE_DEVICES": "0"}
 
 
 def runs_twice(scene: Scene) -> None:

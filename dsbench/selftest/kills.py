@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -49,15 +50,20 @@ class KilledRun:
     lost: int = 0
     orphans: int = 0
     starts: int = 0
+    repeated_boots: int = 0
+    """Attempts whose engine was killed under a harness that lived, and that `--resume` repeated."""
     failed_boots: int = 0
-    """Boots that ended as failed: their engine was killed under a harness that lived."""
+    """Boots that stay failed: their engine was killed so for a second time."""
     verdict: str = ""
     problems: list[str] = field(default_factory=list)
 
 
 def kill_at_random(number: int, work: Path, seed: int, tell: Callable[[KilledRun], None] | None = None,
                    ) -> list[KilledRun]:  # fmt: skip
-    """`number` kills that hit something, a few a run; every run goes on until it has its verdict."""
+    """`number` kills that hit something, a few a run; every run goes on until it has its verdict.
+
+    One that ends void because an engine was killed goes on once more, and nothing is killed then.
+    """
     rng = random.Random(seed)
     work.mkdir(parents=True, exist_ok=True)
     (work / "kills.toml").write_text(SUITE, encoding="utf-8")
@@ -79,25 +85,32 @@ def _killed_run(place: Path, number: int, rng: random.Random) -> KilledRun:
     with ExitStack() as undo:
         scene = Scene(place, lambda args: start(args), undo)
         start = starter(scene, place, NONE, NONE, NONE)
+        kills = number
         while True:
             run.starts += 1
             begun = list(place.glob(f"*/{PLAN}"))
             again = ["--resume", str(begun[0].parent)] if begun else _asked(place)
             before = whole_lines(place)
             scene.process = start(["ab", *again])
-            while scene.running.poll() is None and _hits(run) < number and run.starts <= 3 * number:
+            while scene.running.poll() is None and _hits(run) < kills and run.starts <= 3 * number:
                 run.kills.append(_kill(scene, rng))
             told = output(scene.process)
             if not whole_lines(place).startswith(before):
                 run.lost += 1
             run.orphans += len(orphans(place))
             if scene.process.returncode != -signal.SIGKILL:
-                break
-    return _ended(run, place, scene.process.returncode, told)
+                failed = [end for plan in place.glob(f"*/{PLAN}") for end in _failed(load_records(plan.parent)[0])]
+                if not (kills and failed):
+                    break
+                kills = 0
+    return ended(run, place, scene.process.returncode, told)
 
 
-def _ended(run: KilledRun, place: Path, code: int, told: str) -> KilledRun:
-    """The verdict, and whether it is the one that these records give to a run that nobody disturbed."""
+def ended(run: KilledRun, place: Path, code: int, told: str) -> KilledRun:
+    """The verdict, and whether it is the one that these records give to a run that nobody disturbed.
+
+    It is an undisturbed run's own, too, unless the engine of one boot was killed twice.
+    """
     if "Traceback" in told:
         run.problems.append("a traceback")
     if not list(place.glob(f"*/{PLAN}")):
@@ -105,8 +118,10 @@ def _ended(run: KilledRun, place: Path, code: int, told: str) -> KilledRun:
         return run
     folder = next(place.glob(f"*/{PLAN}")).parent
     records = load_records(folder)[0]
+    run.repeated_boots = sum(end.status == "interrupted" and end.killed_by is not None for end in _ends(records))
     run.failed_boots = len(_failed(records))
-    run.problems += kept(folder, whole=not run.failed_boots)
+    of_engines = Counter(kill.phase.partition("-attempt")[0] for kill in run.kills if kill.who == "engine" and kill.hit)
+    run.problems += kept(folder, whole=max(of_engines.values(), default=0) < 2)
     verdict = load_verdict(folder)
     run.verdict = verdict.word if verdict else "none"
     if verdict and verdict.exit_code != code:
@@ -116,8 +131,13 @@ def _ended(run: KilledRun, place: Path, code: int, told: str) -> KilledRun:
     return run
 
 
+def _ends(records: list[Record]) -> list[BootEnded]:
+    """How every attempt ended at last."""
+    return list({(end.boot, end.attempt): end for end in records if isinstance(end, BootEnded)}.values())
+
+
 def _failed(records: list[Record]) -> list[BootEnded]:
-    return [record for record in records if isinstance(record, BootEnded) and record.status == "failed"]
+    return [end for end in _ends(records) if end.status == "failed"]
 
 
 def _asked(place: Path) -> list[str]:

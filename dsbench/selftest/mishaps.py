@@ -29,6 +29,8 @@ class Mishap:
     """What happens to the run while it goes on; it may raise `Skipped`."""
     ends: tuple[int, str] | None = None
     """Exit code and line of the `--resume` that follows; None where none follows."""
+    args: tuple[str, ...] = ()
+    """Further arguments of the run."""
     out: str = "results"
     blocks: int = 1
     whole: bool = False
@@ -58,7 +60,9 @@ MISHAPS = (
     _void("hangs-at-boot", "the engine hangs at boot", r"never wrote ready\.json within 20 s"),
     _void("hangs-mid-stream", "the engine hangs in the middle of a stream", "probe decode failed: not done within 8 s"),
     _void("dies-mid-decode", "the engine ends in the middle of a stream", "the engine ended during the decode probe"),
-    _void("killed-child", "the engine is killed as when memory runs out", "the engine ended during the decode probe"),
+    Mishap("killed-child", "the engine is killed as when memory runs out, and again when the run is resumed", 4,
+           r"the engine ended during the decode probe; killed by signal 9 \(SIGKILL\): out of memory",
+           "killed_child", happens=happenings.limits_memory, ends=(4, "boots repeated after their engine was killed")),
     _harmless("grandchildren", "a deaf grandchild, and one that left the group", "grandchildren"),
     # its answers
     _void("status-500", "completions answer 500", "/v1/completions answered 500"),
@@ -95,10 +99,9 @@ MISHAPS = (
     Mishap("results-deleted", "the results are deleted during the run", 2, "cannot write .*(removed|No such file)",
            happens=happenings.deletes_results, kept=False, blocks=2),
     Mishap("byte-changed", "a byte of the records changes between two runs", 130, "interrupted",
-           happens=happenings.changes_byte, ends=(2, r"records\.jsonl:\d+: damaged"), blocks=2, kept=False),
+           happens=happenings.changes_byte, ends=(2, r"records\.jsonl:\d+: damaged"), kept=False),
     Mishap("line-missing", "a line of the records is gone between two runs", 130, "interrupted",
-           happens=happenings.loses_line, ends=(2, r"records\.jsonl:\d+: damaged: it does not follow line"), blocks=2,
-           kept=False),
+           happens=happenings.loses_line, ends=(2, r"records\.jsonl:\d+: damaged: it does not follow"), kept=False),
     _stopped("torn-line", "the last record is torn when the harness is killed", -9, "", happenings.tears_line),
     # signals and locks
     _stopped("sigint", "Ctrl-C", 130, "dsbench: interrupted", happenings.interrupts),
@@ -106,7 +109,12 @@ MISHAPS = (
              happenings.interrupts_twice),
     _stopped("sigterm", "SIGTERM", 130, "dsbench: interrupted", happenings.terminates),
     _stopped("kill-9", "kill -9 of the harness", -9, "", happenings.kills_harness),
+    _stopped("kill-9-engine", "kill -9 of the engine", 4,
+             "engines were killed: boots 2 are repeated, once, by: dsbench ab --resume", happenings.kills_engine),
     _stopped("kill-9-both", "kill -9 of harness and engine", -9, "", happenings.kills_both),
     Mishap("two-harnesses", "a second harness goes on with the same results", 0, IMPROVED, blocks=2, whole=True,
            happens=happenings.runs_twice),
+    Mishap("gpu-held", "another process measures on GPU 0", 2,
+           r"dsbench: GPU 0 is measured by another dsbench, which holds \S+/dsbench-gpu0\.lock: wait for it",
+           harness="one_gpu", happens=happenings.holds_gpu, args=("--device", "cuda"), kept=False),
 )  # fmt: skip

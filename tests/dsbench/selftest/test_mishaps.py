@@ -8,10 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from dsbench import records as r
+from dsbench import store
 from dsbench.cli.selftest import selftest
 from dsbench.judge import judge
-from dsbench.selftest import broken_engine, broken_harness, faults
+from dsbench.selftest import broken_engine, broken_harness, faults, happenings
 from dsbench.selftest.drill import drill, undisturbed, without_repeats
+from dsbench.selftest.kills import Kill, KilledRun, ended
 from dsbench.selftest.mishaps import MISHAPS, NONE
 
 
@@ -47,6 +49,21 @@ def test_without_its_detector_a_fault_is_missed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "without"), [("byte-changed", "checksum"), ("gpu-held", "lock"), ("kill-9-engine", "repeat")]
+)
+def test_without_its_detector_the_command_does_not_end_well(tmp_path, fault, without):
+    code, told = command("--faults", "--only", fault, "--out", str(tmp_path), "--without", without, "--json")
+    assert (code, [row["outcome"] for row in json.loads(told)]) == (1, ["missed"]), told
+
+
+@pytest.mark.slow
+def test_a_gpu_that_another_process_holds_is_refused(tmp_path):
+    code, told = command("--faults", "--only", "gpu-held", "--out", str(tmp_path), "--json")
+    assert (code, [row["outcome"] for row in json.loads(told)]) == (0, ["caught"]), told
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("without", "outcome"), [(NONE, "caught"), ("chain", "missed")])
 def test_a_line_that_is_gone_is_seen_by_the_chain_alone(tmp_path, without, outcome):
     (mishap,) = [mishap for mishap in MISHAPS if mishap.name == "line-missing"]
@@ -69,6 +86,61 @@ def test_kills_at_random_moments(tmp_path):
     assert code == 0, runs
     assert sum(kill["hit"] > 0 for run in runs for kill in run["kills"]) >= 2
     assert {run["lost"] + run["orphans"] + len(run["problems"]) for run in runs} == {0}
+    assert {run["verdict"] for run in runs if not run["failed_boots"]} == {"improved"}
+
+
+@pytest.fixture
+def ended_run(make_plan, make_records, tmp_path):
+    """A stored run of whose second boot the engine was killed for good, and was so by these kills."""
+
+    def build(*kills, status="failed"):
+        plan = make_plan()
+        end = {"status": status, "reason": "killed", "killed_by": 9} if status != "ok" else {}
+        records = [x.model_copy(update=end) if isinstance(x, r.BootEnded) and x.boot == 4 else x
+                   for x in make_records(plan)]  # fmt: skip
+        folder = store.create(plan, tmp_path)
+        with store.RecordWriter(folder) as writer:
+            writer.write(*records)
+        verdict = judge(plan, records)
+        store.save_verdict(folder, verdict)
+        run = KilledRun(kills=[Kill(who, 1.0, phase, 9, 1) for who, phase in kills])
+        return ended(run, tmp_path, verdict.exit_code, "")
+
+    return build
+
+
+BOOT = "04-baseline"
+
+
+@pytest.mark.parametrize("kills", [
+    [], [("engine", BOOT)], [("engine", BOOT), ("both", BOOT)], [("engine", BOOT), ("engine", "03-mhc_input_reuse")],
+])  # fmt: skip
+def test_a_run_that_stays_void_after_single_kills_is_a_problem(ended_run, kills):
+    run = ended_run(*kills)
+    assert (run.verdict, run.failed_boots) == ("void", 1)
+    assert run.problems == ["the verdict is void, not improved"]
+
+
+def test_a_boot_whose_engine_was_killed_twice_may_leave_the_run_void(ended_run):
+    run = ended_run(("engine", BOOT), ("engine", f"{BOOT}-attempt2"))
+    assert (run.verdict, run.failed_boots, run.problems) == ("void", 1, [])
+
+
+def test_a_run_that_was_not_repaired_is_told_by_its_exit_code_too(ended_run):
+    run = ended_run(status="ok")
+    assert (run.verdict, run.failed_boots, run.problems) == ("improved", 0, [])
+
+
+def test_no_group_is_left_where_none_can_have_a_limit(tmp_path):
+    """Folders that are no control groups: no file of a limit comes with them."""
+    (tmp_path / "own").write_text("4:memory:/a\n0::/a/b\n")
+    (tmp_path / "groups" / "a" / "b").mkdir(parents=True)
+    assert happenings._memory_group(tmp_path / "groups", tmp_path / "own") is None
+    for folder in (tmp_path, tmp_path / "groups", tmp_path / "groups" / "a", tmp_path / "groups" / "a" / "b"):
+        (folder / "cgroup.subtree_control").write_text("cpu memory\n")
+    assert happenings._memory_group(tmp_path / "groups", tmp_path / "own") is None
+    assert not list(tmp_path.rglob("dsbench-*"))
+    assert happenings._memory_group(tmp_path / "groups", tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(
