@@ -42,8 +42,7 @@ def gpus_of_build(plan: Plan) -> int:
     lines = [[*plan.engine_args, *arm.args] for arm in plan.arms]
     if plan.engine == "vllm":
         return max(world_size(line) for line in lines)
-    asked = [part.rpartition("=")[2].partition(":")[0] for line in lines for part in line]  # --device=cuda, cuda:1
-    return int("cuda" in asked)
+    return int(any(part in ("cuda", "--device=cuda") for line in lines for part in line))
 
 
 class RayPool:
