@@ -72,7 +72,8 @@ def compare_items(
         interval = tango_interval(gained, lost, n, confidence)
     else:
         moved = [value for value in sums.values() if value]
-        test, p, least = "sign-flip over clusters", sign_flip_p(moved or [0.0]), smallest_p(len(moved))
+        test = f"sign-flip over {'clusters' if len(sums) < n else 'items'}"
+        p, least = sign_flip_p(moved or [0.0]), smallest_p(len(moved))
         up, down = (sum(sign * value > 0 for value in scaled) for sign in (1, -1))
         interval = _hull(sign_flip_interval(scaled, confidence), tango_interval(up, down, len(sums), confidence))
     return Paired(

@@ -168,7 +168,7 @@ def test_smoke_that_varies_in_the_baseline_is_tested(verdict_of):
         return {f"i{n}": int(boot.arm == CANDIDATE or boot.number % 2 == n % 2) for n in range(10)}
 
     smoke = row(verdict_of(values, blocks=3), "smoke.correct")
-    assert smoke.test == "sign-flip over clusters"
+    assert smoke.test == "sign-flip over items"
     assert smoke.word == "improved"
     assert "the baseline's own boots differ on" in smoke.notes[-1]
 

@@ -110,6 +110,8 @@ def test_shares_over_boots_are_flipped_as_wholes():
     paired = compare_items(a, b)
     assert paired.p == pytest.approx(2 / 2**8)
     assert 0.45 < paired.interval.low <= 0.5
+    assert (paired.test, paired.clusters) == ("sign-flip over items", 8)
+    assert compare_items(a, b, {"i0": "one", "i1": "one"}).test == "sign-flip over clusters"
 
 
 @pytest.mark.parametrize(("a", "b"), [({}, {}), ({"x": 1}, {"y": 1}), ({"x": 1}, {"x": 1, "y": 1})])
