@@ -53,6 +53,9 @@ def sign_flip_p(differences: Sequence[float]) -> float:
     values = _finite(differences)
     if len(values) == 1 or not values.any():
         return 1.0
+    if len(values) > EXACT_UP_TO and (values.min() >= 0 or values.max() <= 0):
+        # Only patterns that leave every sign are as extreme. Drawn ones could not say how rare that is.
+        return smallest_p(int(np.count_nonzero(values)))
     scaled = values / np.abs(values).max()
     means = level(_signs(len(values)) @ scaled / len(values))
     return two_sided(means, level(scaled.mean()), drawn=len(values) > EXACT_UP_TO)

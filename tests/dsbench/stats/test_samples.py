@@ -83,6 +83,16 @@ def test_many_blocks_use_a_fixed_draw():
     assert span.low == pytest.approx(np.mean(values) - 1.68 * standard_error, abs=0.4 * standard_error)
 
 
+@given(st.lists(st.integers(1, 50), min_size=17, max_size=60), st.integers(0, 5), st.sampled_from([1, -1]))
+def test_many_blocks_reach_the_smallest_p_and_no_less(sizes, zeros, sign):
+    """Patterns are drawn from 17 blocks on, and one that is in 2^40 is never among them."""
+    one_way = [sign * size for size in sizes]
+    assert sign_flip_p([*one_way, *[0] * zeros]) == pytest.approx(smallest_p(len(sizes)), rel=1e-12)
+    but_one = [*one_way[:-1], -one_way[-1]]
+    assert sign_flip_p(but_one) >= 2 / (1 + 2**16) > smallest_p(17)
+    assert sign_flip_p([-value for value in one_way]) == sign_flip_p(one_way)
+
+
 @pytest.mark.parametrize("values", [[], [math.nan], [math.inf, 1]])
 def test_what_cannot_be_tested(values):
     with pytest.raises(ValueError, match="finite difference"):
