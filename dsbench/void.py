@@ -9,6 +9,7 @@ from typing import Any
 from dsbench.by_host import among_hosts
 from dsbench.evidence import BootEvidence
 from dsbench.killed import was_killed
+from dsbench.probes.kv import profile_key
 from dsbench.records import Plan, VoidReason
 from dsbench.void_ranks import RANK_RULES, UNCOMPARED, Boots
 
@@ -332,10 +333,10 @@ def nothing_found(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
 def probe_read_the_profile(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
     """What the KV probe reported is what the rank's profile says."""
     for boot in boots:
-        read = (o for metric, readings in boot.readings.items() if metric.startswith("kv.") for o in readings)
+        read = (o for metric, readings in boot.readings.items() if metric.startswith(("kv.", "moe.")) for o in readings)
         for o in read:
             profile = boot.kv_profiles.get(o.rank) if o.rank is not None else None
-            name = o.metric.removeprefix("kv.")
+            name = profile_key(o.metric)
             if profile is not None and name in profile and profile[name] != o.value:
                 yield VoidReason(
                     code="kv-disagrees",

@@ -27,7 +27,7 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
         raise ProbeFailed("no rank wrote a kv_profile file")
     for rank, profile in boot.kv_profiles.items():
         for key in boot.plan.probes.metrics("kv"):
-            name = key.removeprefix("kv.").replace(".", "_")
+            name = profile_key(key)
             if name not in profile:
                 raise ProbeFailed(f"kv_profile of rank {rank} has no '{name}'")
             value = profile[name]
@@ -36,6 +36,11 @@ async def run(boot: Boot) -> AsyncIterator[Reading]:
                 raise ProbeFailed(f"kv_profile of rank {rank} says {said!r} for '{name}', which is no number")
             if not (name == SERVED and grows(profile)):
                 yield Reading(key, value, rank=rank)
+
+
+def profile_key(metric: str) -> str:
+    """Where a rank's profile has it: `blocks` of kv.blocks, `moe_sp_active` of moe.sp_active."""
+    return metric.removeprefix("kv.").replace(".", "_")
 
 
 def grows(profile: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ import pytest
 from dsbench.builds import parse_arm
 from dsbench.errors import InputError
 from dsbench.judge import judge
+from dsbench.records import KvProfile
 from dsbench.suite import load_suite
 
 TOGGLE, METRIC = "sp_moe_config_aware", "moe.sp_active"
@@ -51,6 +52,16 @@ def test_a_rank_that_cannot_tell_leaves_it_open(kv_plan, make_records):
     plan = ep_arms(kv_plan)
     verdict = judge(plan, make_records(plan, lambda boot, key: "unknown" if key == METRIC else None))
     assert verdict.word == "inconclusive"
+
+
+def test_a_reading_that_is_not_the_profiles_is_void(kv_plan, make_records):
+    plan = ep_arms(kv_plan)
+    for told, void in ((1, []), (0, ["kv-disagrees"])):
+        records = [
+            x.model_copy(update={"values": x.values | {"moe_sp_active": told}}) if isinstance(x, KvProfile) else x
+            for x in make_records(plan, lambda boot, key: 1 if key == METRIC else None)
+        ]
+        assert sorted({reason.code for reason in judge(plan, records).void}) == void
 
 
 def test_the_toggle_alone_is_planned_too_and_other_toggles_do_not_ask(kv_plan, make_plan):
