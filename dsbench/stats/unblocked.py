@@ -116,12 +116,15 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
         return 1.0
     if min(len(x), len(y)) == 1:
         return _rank_p(x[0], y) if len(x) == 1 else _rank_p(y[0], x)
+    drawn = comb(len(x) + len(y), len(x)) > EXACT_UP_TO
+    if drawn and (x.max() < y.min() or y.max() < x.min()):
+        return smallest_p(len(x), len(y))  # no other assignment is as extreme; drawn ones could not say how rare it is
     # From 0, so that sums of large and nearly equal values keep their last digits.
     values = (np.concatenate([x, y]) - x[0]) / float(np.ptp([*x, *y]))
     second = assignments(len(x), len(y), EXACT_UP_TO) @ values
     differences = level(second / len(y) - (values.sum() - second) / len(x))
     observed = level(values[len(x) :].mean() - values[: len(x)].mean())
-    return two_sided(differences, observed, drawn=comb(len(values), len(x)) > EXACT_UP_TO)
+    return two_sided(differences, observed, drawn=drawn)
 
 
 def _rank_p(alone: float, others: NDArray[np.float64]) -> float:

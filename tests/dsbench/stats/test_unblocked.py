@@ -177,6 +177,14 @@ def test_degenerate_arms():
     assert compare_unblocked([1, 2], [4, 6], 0.9).difference == fmean([4, 6]) - 1.5
 
 
+@pytest.mark.parametrize("n", [10, 11, 12, 40])
+def test_arms_fully_apart_reach_the_smallest_p_where_assignments_are_drawn_too(n):
+    a, b = [float(i // 2) for i in range(n)], [100.0 + i // 2 for i in range(n)]
+    assert compare_unblocked(a, b, 0.90).test == PERMUTATION
+    assert permutation_p(a, b) == permutation_p(b, a) == pytest.approx(smallest_p(n, n), rel=1e-12)
+    assert permutation_p([*a[:-1], b[0]], [a[-1], *b[1:]]) > smallest_p(n, n)
+
+
 @pytest.mark.parametrize(("n_a", "n_b"), [(1, 4), (2, 3), (2, 7), (3, 8), (5, 4)])
 def test_arms_of_unequal_size_reach_the_smallest_p_and_no_less(n_a, n_b):
     """Two-sided is twice the smaller tail for every test, so that the smallest p is 2 / C for unequal arms too."""
