@@ -14,6 +14,7 @@ from dsbench.suite import Suite
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 """The folder around this package."""
+SERVED_PEAK = "kv.runtime_peak_bytes"
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,17 @@ def fit(suite: Suite, arms: Sequence[Arm], *, synthetic: bool) -> Fitted:
     return Fitted(probes, metrics, guards, controls, not_run, notes)
 
 
-def without_index_maps(suite: Suite) -> tuple[Suite, list[str]]:
-    """The suite for vLLM, and a note of what it leaves out: a guard that no boot can read would stay open for good."""
-    if suite.probes.kv is None or not suite.probes.kv.index_maps:
-        return suite, []
-    kv = suite.probes.kv.model_copy(update={"index_maps": False})
-    note = f"{INDEX_MAPS}: not-applicable, vLLM's memory profile runs no attention and nobody counts its index maps"
-    return suite.model_copy(update={"probes": suite.probes.model_copy(update={"kv": kv})}), [note]
+def for_vllm(suite: Suite) -> tuple[Suite, list[str]]:
+    """The suite without guards that no boot of vLLM can answer, which would stay open for good; and notes of them."""
+    notes = []
+    if suite.probes.kv is not None and suite.probes.kv.index_maps:
+        kv = suite.probes.kv.model_copy(update={"index_maps": False})
+        suite = suite.model_copy(update={"probes": suite.probes.model_copy(update={"kv": kv})})
+        notes.append(f"{INDEX_MAPS}: not-applicable, vLLM's memory profile runs no attention, nobody counts its maps")
+    if suite.until == "profile" and SERVED_PEAK in suite.guards:
+        suite = suite.model_copy(update={"guards": [key for key in suite.guards if key != SERVED_PEAK]})
+        notes.append(f"{SERVED_PEAK}: not a guard, boots of vLLM that stop at the profile serve nothing")
+    return suite, notes
 
 
 def _not_run(arms: Sequence[Arm], synthetic: bool) -> dict[str, str]:

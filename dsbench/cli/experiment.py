@@ -133,7 +133,7 @@ class Asked:
     def _served_plan(self, suite: Suite, specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:
         """The plan for an engine that is not ours."""
         from dsbench.engines.devices import ELSEWHERE
-        from dsbench.fit import without_index_maps
+        from dsbench.fit import for_vllm
         from dsbench.plan import plan_experiment
         from dsbench.recipe import recipe_notes
         from dsbench.served import read_served
@@ -145,9 +145,9 @@ class Asked:
             self.engine, python=self.vllm_python, serve_args=self.serve_args, env=self.env, rig=self.rig,
             endpoints=self.endpoints, toggles=named,
         )  # fmt: skip
-        answered, uncounted = served.suite(suite, self.timeout), list[str]()
+        answered, unanswered = served.suite(suite, self.timeout), list[str]()
         if self.engine == "vllm":
-            answered, uncounted = without_index_maps(answered)
+            answered, unanswered = for_vllm(answered)
         plan = plan_experiment(
             self.toggles,
             answered,
@@ -164,7 +164,7 @@ class Asked:
         plan = served.finish(plan)
         untested = [f"{name}: not-run, {why}" for name, why in served.untestable(suite).items()]
         elsewhere = [ELSEWHERE[self.engine]] if self.engine in ELSEWHERE else []
-        notes = [*plan.notes, *untested, *uncounted, *elsewhere, *recipe_notes(suite, self.engine)]
+        notes = [*plan.notes, *untested, *unanswered, *elsewhere, *recipe_notes(suite, self.engine)]
         return plan.model_copy(update={"notes": notes})
 
     def _refuse(self, names: Sequence[str], why: str) -> None:

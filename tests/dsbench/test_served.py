@@ -81,15 +81,18 @@ def test_a_toggle_that_nobody_has_verified_is_called_so_in_its_plan(site):
     assert note not in plan("org/m", (site(plugin=True),), toggles=("mtp_hidden_skip",), suite="full").notes
 
 
-def test_index_maps_that_nobody_counts_are_no_open_guard(site, make_records):
+def test_what_no_boot_of_vllm_can_answer_is_no_open_guard(site, make_records):
     """The rows of the suite's guards are all answered."""
     asked = plan("org/m", (site(plugin=True),), suite="kv", toggles=("mhc_input_reuse",))
     assert "kv.index_maps_per_step" not in [*asked.guards, *(m.key for m in asked.metrics)]
     (note,) = [note for note in asked.notes if "kv.index_maps_per_step" in note]
     assert "not-applicable, vLLM's memory profile runs no attention" in note
-    verdict = judge(asked, make_records(asked))
+    verdict = judge(asked, make_records(asked, lambda boot, key: "unknown" if "runtime_peak" in key else None))
     assert verdict.arms[0].unresolved_guards == []
     assert note in verdict.notes
+    assert "kv.runtime_peak_bytes: not a guard, boots of vLLM that stop at the profile serve nothing" in verdict.notes
+    served = plan("org/m", (site(plugin=True),), suite="quick", toggles=("mhc_input_reuse",))
+    assert "kv.runtime_peak_bytes" in served.guards, "what serving allocated is read there"
     ours = Asked(**{**NONE, "suite_name": "kv", "seed": 0, "shape": "micro", "load_format": "auto", "eager": False,
                     "engine": "embedded", "toggles": ("mhc_input_reuse",)}).plan()  # fmt: skip
     assert "kv.index_maps_per_step" in ours.guards

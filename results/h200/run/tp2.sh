@@ -140,7 +140,7 @@ blocks = 2
 warmup_boots = 0
 until = "profile"
 guards = ["kv.available_bytes", "kv.persistent_bytes", "kv.peak_activation_bytes", "kv.workspace_bytes",
-          "kv.runtime_peak_bytes", "kv.resident_bytes"]
+          "kv.resident_bytes"]
 drift_controls = ["kv.weights_bytes"]
 [timeouts]
 boot = 200
