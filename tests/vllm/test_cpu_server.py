@@ -141,12 +141,16 @@ def test_two_arms_of_a_real_server(model, tmp_path):
     ends = [record for record in records_of(out, r.Markers)[1] if record.moment == "end"]
     assert [record.taken.get("rejection_keyword_binding", 0) > 0 for record in ends] == [True, True]
     for end in ended:
-        (boot,) = read_boots(read_lines((folder / end.log).read_text()))
+        log = (folder / end.log).read_text()
+        assert re.search("jit_monitor_verbose'?: True", log), "vLLM took the flag by which it tells every compilation"
+        (boot,) = read_boots(read_lines(log))
         assert (boot.version, boot.ok, boot.consistent, boot.speculative_tokens) == ("0.32.0", True, True, 3)
     assert [f.text for f in records_of(out, r.Finding)[1] if f.code == "fatal-log"] == []
     verdict = json.loads((folder / "verdicts.json").read_text())
     assert ran.returncode == verdict["exit_code"]
-    assert [void["code"] for void in verdict["void"]] == (["check-missing", "not-run"] if collected else [])
+    # Each boot's refusal is a reason of its own where the two read differently.
+    codes = list(dict.fromkeys(void["code"] for void in verdict["void"]))
+    assert codes == (["check-missing", "not-run"] if collected else [])
 
 
 def test_the_harness_is_killed_and_another_finishes_the_plan(model, tmp_path):
