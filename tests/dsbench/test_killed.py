@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -163,8 +162,7 @@ def test_an_engine_killed_while_it_serves_or_after_its_last_probe(make_plan, fak
             if len(seen) == 1:
                 (pid,) = strays(folder)
                 os.kill(pid, signal.SIGKILL)
-                while strays(folder):
-                    time.sleep(0.01)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # until it can be seen that it ended
         real(of_boot, moment, *rest)
 
     monkeypatch.setattr(executing, "record_devices", kill_then_record)
