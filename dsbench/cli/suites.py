@@ -44,7 +44,7 @@ def suites(name: str | None, out: Path, as_json: bool) -> None:
         content = [_to_json(suite, times[suite.name]) for suite in chosen]
         print_json(content[0] if name else content)
     elif name:
-        _describe(chosen[0], times[chosen[0].name])
+        _describe(chosen[0], times[chosen[0].name], name)
     else:
         _list(chosen, times)
 
@@ -152,7 +152,7 @@ def _list(chosen: Sequence[Suite], times: dict[str, list[RunTime]]) -> None:
     click.echo("dsbench suites NAME tells what one asks and what it can show.")
 
 
-def _describe(suite: Suite, times: Sequence[RunTime]) -> None:
+def _describe(suite: Suite, times: Sequence[RunTime], given: str) -> None:
     from dsbench.cli.table import print_note, print_table
 
     print_note(f"{suite.name}: {suite.summary}", 2)
@@ -177,7 +177,7 @@ def _describe(suite: Suite, times: Sequence[RunTime]) -> None:
     for time in times:
         print_note(f"{'run time':<11} {_clock(time)} ({time.place}; {time.source}){_without(time)}", 12)
     if not times:
-        print_note(f"{'run time':<11} not measured yet: dsbench plan --suite {suite.name} --measure times one boot", 12)
+        print_note(f"{'run time':<11} not measured yet: dsbench plan --suite {given} --measure times one boot", 12)
     click.echo()
     shows = resolves(suite)
     rows = []

@@ -55,7 +55,9 @@ def test_an_unknown_name_is_one_line(say):
 
 def test_a_file_is_a_suite_too(say, tmp_path):
     (tmp_path / "mine.toml").write_text(SMALL)
-    assert "small: one reading of everything" in say(str(tmp_path / "mine.toml"))[1]
+    told = say(str(tmp_path / "mine.toml"))[1]
+    assert "small: one reading of everything" in told
+    assert f"--suite{tmp_path / 'mine.toml'}--measure" in "".join(told.split()), "lines may break at hyphens"
 
 
 @pytest.mark.parametrize(
