@@ -34,6 +34,7 @@ from impl.audit.source import Source, dotted, origins, place, sources
 
 WRITES: Mapping[str, tuple[str, ...]] = {
     "attention.sink_attention": ("states", "out"),
+    "draft_sample.draft_sample": ("kept",),
     "index_map.fill_local": ("rows", "lens"),
     "index_map.to_global": ("out", "lens"),
     "indexer.quantize_query": ("q", "codes", "folded"),

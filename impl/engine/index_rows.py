@@ -18,6 +18,7 @@ from impl.dims import Dims
 from impl.engine.recording import CaptureError, Recorder
 from impl.engine.step import Step
 from impl.handshake import Markers
+from impl.ops import dispatch
 from impl.ops.index_map import fill_local, to_global
 from impl.ops.workspace import Workspace
 from impl.toggles import ToggleSet
@@ -69,7 +70,7 @@ class IndexRows:
     ) -> None:
         """`mixed_graphs`: whether a captured graph may hold decode and prefill rows. `local_readers`: dense layers that
         take a path which reads local indices."""
-        self.ratio, self.markers = dims.large_ratio, markers
+        self.shape, self.ratio, self.markers = dims.name, dims.large_ratio, markers
         self.per_page = dims.block_tokens // self.ratio
         shape = (dims.max_num_batched_tokens, dims.index_row_width)
         self.columns = torch.arange(shape[1], dtype=torch.int32, device=device)
@@ -106,13 +107,23 @@ class IndexRows:
         n, n_decode = step.n_tokens, step.n_decode
         self._step, self._mapped, self.maps = weakref.ref(step), False, 0
         decode, prefill = self._parts(step)
-        visible = step.visible[self.ratio]
+        visible, table = step.visible[self.ratio], step.block_tables["full"]
+        whole = None if self.corrupt_every else dispatch.kernel("topk_metadata", visible.device, self.shape, n)
+        if whole is not None:
+            lens = self.lens[:n]
+            whole(visible, table, step.request_rows, self.per_page, decode, prefill, lens, self.columns, workspace)
+            return
         for rows, part in ((decode, slice(0, n_decode)), (prefill, slice(n_decode, n))):
             fill_local(self.columns, visible[part], rows, self.lens[part], workspace)
             if self.corrupt_every:
                 self._corrupt(rows, step.positions[part], workspace)
-        table, of_token = step.block_tables["full"], step.request_rows[:n_decode]
-        to_global(decode, table, of_token, self.per_page, decode, self.lens[:n_decode], workspace)
+        self._to_global(step, slice(0, n_decode), decode, decode, workspace)
+
+    def _to_global(self, step: Step, part: slice, local: Tensor, out: Tensor, workspace: Workspace) -> None:
+        """Slots of the local indices of tokens `part`; `out` may be `local`."""
+        to_slots = dispatch.kernel("index_map", local.device, self.shape, local.shape[0]) or to_global
+        table, of_token = step.block_tables["full"], step.request_rows[part]
+        to_slots(local, table, of_token, self.per_page, out, self.lens[part], workspace)
 
     def _parts(self, step: Step) -> tuple[Tensor, Tensor]:
         """Where decode rows are and where prefill rows are: exact parts of one buffer, or the fronts of two."""
@@ -157,12 +168,11 @@ class IndexRows:
         return self.decode[: step.n_decode], self.prefill[first : first + step.n_tokens - step.n_decode]
 
     def _map(self, step: Step, local: Tensor, out: Tensor, workspace: Workspace) -> None:
-        table, of_token = step.block_tables["full"], step.request_rows[step.n_decode :]
-        lens = self.lens[step.n_decode : step.n_tokens]
-        to_global(local, table, of_token, self.per_page, out, lens, workspace)
+        part = slice(step.n_decode, step.n_tokens)
+        self._to_global(step, part, local, out, workspace)
         self.maps += 1
         if self.double_map:
-            to_global(out, table, of_token, self.per_page, out, lens, workspace)
+            self._to_global(step, part, out, out, workspace)
             self.markers.take(DOUBLE_MAP)
 
     def _corrupt(self, rows: Tensor, positions: Tensor, workspace: Workspace) -> None:

@@ -25,6 +25,7 @@ from impl.engine.step import PageShape, Step
 from impl.handshake import Markers
 from impl.model.draft_logits import DraftLogits
 from impl.model.target import Target, TargetOutput
+from impl.ops import dispatch
 from impl.ops.rejection import RejectionOutput, rejection_sample
 from impl.ops.sampling import Logprobs, SamplingRows, cut_logits_, logprobs, sample
 from impl.ops.workspace import Workspace
@@ -183,12 +184,17 @@ class Rounds:
         values, rates = self.draft_logits.values, self.synthetic_rates
         if self.keyword_binding:
             self.markers.take(KEYWORD_TOGGLE)
-            return rejection_sample(
-                logits, drafts, values, how.temperature, how.seed, how.position, n_drafted,
+            reject = rejection_sample
+            if (by_kernel := dispatch.kernel("rejection", logits.device, self.dims, len(logits))) is not None:
+                reject = by_kernel
+            return reject(
+                target_logits=logits, draft_tokens=drafts, draft_logits=values, temperature=how.temperature,
+                seeds=how.seed, positions=how.position, n_drafted=n_drafted,
                 draft_logits_index_mapping=None if values is None else mapping, synthetic_conditional_rates=rates,
                 workspace=self.workspace, all_greedy=how.greedy,
             )  # fmt: skip
-        # A caller from before the map was added: dense rows, and the rates by position, where the map is now.
+        # A caller from before the map was added: dense rows, and the rates by position, where the map is now. The slip
+        # is the reference's: a kernel of the table takes these arguments by name alone.
         dense = None if values is None else values[mapping.clamp(max=len(values) - 1)]
         return rejection_sample(
             logits, drafts, dense, how.temperature, how.seed, how.position, n_drafted, rates,

@@ -29,6 +29,7 @@ from impl.engine.target_replay import TargetReplay
 from impl.handshake import Handshake, Markers
 from impl.kv_geometry import Capacity, KvGeometry, Rule
 from impl.model.target import Target
+from impl.ops import dispatch
 from impl.ops.sampling import Logprobs, SamplingRows, logprobs, sample
 from impl.ops.workspace import Workspace
 
@@ -115,6 +116,8 @@ class Runner:
         self.capacity = self._capacity()
         self.n_blocks = self.capacity.blocks
         self._log_capacity()
+        if computed := dispatch.asked():
+            log.info("Operations by backend: %s", ", ".join(f"{op} {'/'.join(by)}" for op, by in computed.items()))
         # Graphs are captured over the final pages, so a replaying engine does not know their bytes yet.
         self._write_profile(0 if config.graph_mode == "eager" else None)
         self.write_markers()

@@ -28,7 +28,6 @@ from impl.ops.compressor import columns_of, pool, score_offsets
 from impl.ops.insert import Places, insert_states
 from impl.ops.linear import grouped_linear, linear, padded_rows
 from impl.ops.norm import rms_norm_
-from impl.ops.own_kernels import own_kernels
 from impl.ops.rope import RopeTable, conjugate_rows, rotate_, table_rows
 from impl.ops.tiles import tiles
 from impl.ops.workspace import Workspace
@@ -169,8 +168,8 @@ class Attention:
             q = torch.empty((n, self.heads, width), dtype=raw.dtype, device=raw.device)
             if n_heads < self.heads:
                 q[:, n_heads:].zero_()
-        if own_kernels(q.device):
-            by_kernel = dispatch.backend("query_norm_rope", q.device, self.dims, 1)
+        by_kernel = dispatch.kernel("query_norm_rope", q.device, self.dims, 1)  # one point whatever the tokens
+        if by_kernel is not None:
             by_kernel(raw, step.positions, self.rope_table.rows, self.eps, workspace, q[:, :n_heads])
             return q
         for part in tiles(n, TILE):

@@ -143,7 +143,7 @@ class Draft:
         streams = enter(self.embed, step.token_ids, self.dims.hc_mult)
         for layer, layer_pages in zip(self.layers, pages, strict=True):
             layer.forward(streams, step, layer_pages, self.workspace)
-        final = mhc.post_streams(*streams.pending())
+        final = streams.added(self.dims.name)
         streams.clear()
         hidden = mhc.head(final, self.head)
         del final
@@ -160,10 +160,10 @@ class Draft:
                 embedding = self.markov_in[previous]
                 with workspace.scope():
                     logits[:, i] += linear(embedding, self.markov_out, workspace)
-                    previous = self.draft_logits.draw(logits[:, i], i, how, workspace)
+                    previous = self.draft_logits.draw(logits[:, i], i, how, slots, workspace)
                 drafts.append(previous)
                 embeddings.append(embedding)
-            self.draft_logits.keep(logits, slots)
+            self.draft_logits.drawn(logits)
             read = torch.cat((hidden.view(n, k, -1).float(), torch.stack(embeddings, 1)), -1)
             confidence = torch.sigmoid(linear(read.view(n * k, -1), self.confidence, workspace)).view(n, k)
             return Proposal(torch.stack(drafts, 1), confidence)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from impl.dims import Dims
 from impl.handshake import Markers
+from impl.ops import dispatch
+from impl.ops.draft_sample import draft_sample
 from impl.ops.rejection import draft_tag
 from impl.ops.sampling import SamplingRows, sample
 from impl.ops.workspace import Workspace
@@ -28,6 +30,7 @@ class DraftLogits:
     def __init__(
         self, dims: Dims, persistent: bool, probabilistic: bool, markers: Markers, device: torch.device
     ) -> None:
+        self.shape = dims.name
         self.persistent = persistent
         self.probabilistic = probabilistic
         self.markers = markers
@@ -37,19 +40,24 @@ class DraftLogits:
             shape = (dims.max_num_seqs, dims.draft_tokens, dims.vocab_size)
             self.values = torch.zeros(shape, dtype=torch.float32, device=device)
 
-    def draw(self, logits: Tensor, k: int, how: SamplingRows, workspace: Workspace) -> Tensor:
-        """int64 [R]: draft k from fp32 logits [R, V]. `how.position` is that of the round's first logits row."""
+    def draw(self, logits: Tensor, k: int, how: SamplingRows, slots: Tensor, workspace: Workspace) -> Tensor:
+        """int64 [R]: draft k from fp32 logits [R, V], which are kept for the requests at int64 `slots` [R].
+
+        `how.position` is that of the round's first logits row. The off state keeps them at the round's end.
+        """
         if not self.probabilistic:
             return logits.argmax(-1)
-        return sample(logits, how, workspace, draft_tag(k))
+        if not self.persistent:
+            return sample(logits, how, workspace, draft_tag(k))
+        assert self.values is not None
+        draw = dispatch.kernel("draft_sample", logits.device, self.shape, logits.shape[0]) or draft_sample
+        return draw(logits, k, how, self.values, slots, workspace)
 
-    def keep(self, logits: Tensor, slots: Tensor) -> None:
-        """Keep fp32 logits [R, K, V] of the requests at int64 `slots` [R]."""
+    def drawn(self, logits: Tensor) -> None:
+        """All drafts of a round have been drawn, from fp32 logits [R, K, V]."""
         if not self.probabilistic:
             return
         if self.persistent:
-            assert self.values is not None
-            self.values.index_copy_(0, slots, logits)
             self.markers.take(TOGGLE)
         else:
             self.values = logits.clone()

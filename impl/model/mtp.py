@@ -125,8 +125,8 @@ class Mtp:
             with self.workspace.scope():
                 normed = rms_norm(mhc.head(streams, self.head), self.norm, self.dims.rms_norm_eps)
                 logits[:, i] = linear(normed, self.lm_head, self.workspace)
-                drafts.append(self.draft_logits.draw(logits[:, i], i, how, self.workspace))
-        self.draft_logits.keep(logits, slots)
+                drafts.append(self.draft_logits.draw(logits[:, i], i, how, slots, self.workspace))
+        self.draft_logits.drawn(logits)
         return torch.stack(drafts, 1)
 
     def _apply(self, before: Tensor, step: Step, pages: LayerPages) -> Tensor:
@@ -134,7 +134,7 @@ class Mtp:
         streams = Streams(self._mix(before, step.token_ids))
         del before
         self.layer.forward(streams, step, pages, self.workspace)
-        final = mhc.post_streams(*streams.pending())
+        final = streams.added(self.dims.name)
         streams.clear()
         return final
 

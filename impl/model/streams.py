@@ -8,11 +8,8 @@ large-token path; `refusal` checks it at every seam and the seam falls back to f
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -44,6 +41,12 @@ class Streams:
         assert self.comb is not None
         return self.residual, self.y, self.post, self.comb
 
+    def added(self, shape: str) -> Tensor:
+        """POST: the new streams, bf16 [N, hc, H], in memory of their own. shape: the model's, by name."""
+        residual, y, post, comb = self.pending()
+        add = dispatch.kernel("mhc_post", residual.device, shape, residual.shape[0]) or mhc.post_streams
+        return add(residual, y, post, comb)
+
     def clear(self) -> None:
         self.residual = self.post = self.comb = self.y = None
 
@@ -72,7 +75,8 @@ class Seam:
         """Advance `streams` over one seam; returns the layer input, bf16 [N, H], as the only reference to it."""
         if streams.y is None:
             assert streams.residual is not None
-            pre = self._operation("mhc_pre", streams.residual) or mhc.pre
+            n, _, _ = streams.residual.shape
+            pre = dispatch.kernel("mhc_pre", streams.residual.device, self.shape, n) or mhc.pre
             new = pre(streams.residual, self.weights)
             streams.post, streams.comb = new.post, new.comb
             return [new.layer_input]
@@ -81,7 +85,7 @@ class Seam:
         small = residual.shape[0] <= mhc.SMALL_TOKENS
         residual_out = residual if self._may_take("mhc_residual_reuse", self.reuse_residual, residual, small) else None
         input_out = y if self._may_take("mhc_input_reuse", self.reuse_input, y, small) else None
-        seam = self._operation("mhc_seam", residual) or mhc.seam
+        seam = dispatch.kernel("mhc_seam", residual.device, self.shape, residual.shape[0]) or mhc.seam
         if small and self.alias_small_path:
             # The race is the reference's: kernels whose programs own their columns have none.
             residual_out, seam = residual, mhc.seam
@@ -94,13 +98,6 @@ class Seam:
             self._took("mhc_input_reuse", new.layer_input)
         streams.residual, streams.post, streams.comb = new.residual, new.post, new.comb
         return [new.layer_input]
-
-    def _operation(self, op: str, residual: Tensor) -> Callable[..., mhc.SeamOutput] | None:
-        """The measured choice for the card; None on a CPU that is told nothing else: the reference."""
-        forced = os.environ.get(dispatch.FORCE, "")
-        if residual.device.type == "cpu" and not forced:
-            return None
-        return _chosen(op, str(residual.device), self.shape, residual.shape[0], forced)
 
     def _may_take(self, toggle: str, on: bool, tensor: Tensor, small: bool) -> bool:
         """Whether the seam writes over `tensor`; says why where the toggle is on and it does not."""
@@ -121,13 +118,6 @@ class Seam:
             self.markers.take(toggle)
         else:
             self.markers.refuse(toggle, "something still holds the memory that was written over")
-
-
-@lru_cache(maxsize=4096)
-def _chosen(op: str, device: str, shape: str, tokens: int, forced: str) -> Callable[..., mhc.SeamOutput]:
-    """The backend of an operation; asked for at every seam, so kept by what decides it."""
-    chosen = dispatch.backend(op, device, shape, tokens)
-    return partial(chosen.function, **chosen.parameters)
 
 
 _SEAM_HOLDERS = 2

@@ -20,7 +20,7 @@ from impl.handshake import Markers
 from impl.model.attention import Attention
 from impl.model.moe import Moe
 from impl.model.streams import Seam, Streams, reuse_refusal
-from impl.ops import mhc
+from impl.ops import dispatch, mhc
 from impl.ops.linear import linear
 from impl.ops.norm import rms_norm
 from impl.ops.rope import RopeTable
@@ -139,19 +139,20 @@ class Target:
             if not self.fuse_final:
                 # Kept until the next capture: after the last layer the head reads it too.
                 captured = None
-                captured = mhc.post_streams(*streams.pending())
+                captured = streams.added(self.dims.name)
                 if i == last:
                     streams.clear()
                 mhc.stream_mean(captured, mean)
             elif i != last:
-                mhc.post_mean(*streams.pending(), mean)
+                add = dispatch.kernel("mhc_post_mean", mean.device, self.dims, mean.shape[0]) or mhc.post_mean
+                add(*streams.pending(), mean)
                 self.markers.take("mhc_final_fused")
         if self.fuse_final:
             hidden = self._fused_final(streams, aux[:, -1] if last in self.dims.aux_layers else None)
         else:
             if last not in self.dims.aux_layers:
                 captured = None
-                captured = mhc.post_streams(*streams.pending())
+                captured = streams.added(self.dims.name)
                 streams.clear()
             assert captured is not None
             hidden = self._final(captured)
@@ -173,7 +174,9 @@ class Target:
         residual, y, post, comb = streams.pending()
         streams.clear()
         hidden = torch.empty_like(y) if reuse_refusal(y, self.workspace, holders=1) else y
-        mhc.post_head(residual, y, post, comb, self.head, hidden, mean)
+        op = "mhc_post_head" if mean is None else "mhc_post_mean_head"
+        finish = dispatch.kernel(op, y.device, self.dims, y.shape[0]) or mhc.post_head
+        finish(residual, y, post, comb, self.head, hidden, mean)
         self.markers.take("mhc_final_fused")
         self.markers.take("mtp_hidden_skip")
         return hidden

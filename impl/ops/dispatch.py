@@ -18,7 +18,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,6 +115,32 @@ def backend(op: str, device: Any, dims: Any, tokens: int) -> Operation:
         if op in operations(row.backend):
             return _operation(op, row.backend, row.parameters)
     return _operation(op, TORCH, {})
+
+
+def kernel(op: str, device: Any, dims: Any, tokens: int) -> Callable[..., Any] | None:
+    """The measured choice with its point, for a caller that asks at every call; None where that is the torch reference.
+
+    A CPU that is told nothing else is not looked up. Kept by what decides it, so that asking costs little.
+    """
+    told = os.environ.get(FORCE, "")
+    if not told and not str(device).startswith("cuda"):
+        return None
+    return _kept(op, str(device), getattr(dims, "name", dims), tokens, told)
+
+
+@lru_cache(maxsize=16384)
+def _kept(op: str, device: str, dims: str, tokens: int, told: str) -> Callable[..., Any] | None:
+    chosen = backend(op, device, dims, tokens)
+    _asked.setdefault(op, set()).add(chosen.backend)
+    return None if chosen.backend == TORCH else partial(chosen.function, **chosen.parameters)
+
+
+_asked: dict[str, set[str]] = {}
+
+
+def asked() -> dict[str, list[str]]:
+    """The backends that `kernel` has chosen in this process, by operation."""
+    return {op: sorted(names) for op, names in sorted(_asked.items())}
 
 
 def forced(op: str) -> str | None:
@@ -241,8 +267,8 @@ def _told(row: Row) -> str:
     return "  ".join([*parts, row.note]).rstrip()
 
 
-__all__ = ["BACKENDS", "REFERENCES", "DispatchError", "Operation", "Row", "backend", "forced", "missing", "operations",
-           "table", "variants"]  # fmt: skip
+__all__ = ["BACKENDS", "REFERENCES", "DispatchError", "Operation", "Row", "asked", "backend", "forced", "kernel",
+           "missing", "operations", "table", "variants"]  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,7 +15,8 @@ def draft_sample(
     """int64 [R]: draft `k` of each request; its logits, as they are, go into the request's slot of `kept`.
 
     logits: fp32 [R, V]. how.position: of each round's first logits row. kept: fp32 [slots, K, V], out at `k`; the
-    buffer that verification reads, so it must outlive every graph. slots: int64 [R], each at most once.
+    buffer that verification reads, so it must outlive every graph. slots: int64 [R]; one that comes twice has
+    the same logits twice, as padding has.
     """
     kept[:, k].index_copy_(0, slots, logits)
     return sample(logits, how, workspace, draft_tag(k))

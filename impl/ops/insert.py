@@ -8,7 +8,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from impl.ops import dispatch, packed_kv
-from impl.ops.own_kernels import own_kernels
 from impl.ops.packed_kv import Packing, StateLayout
 from impl.ops.rope import rotate_
 from impl.ops.workspace import Workspace
@@ -33,7 +32,7 @@ def insert_states(
 
     turn: complex64 [N, pairs], the rows of `table` at their positions; kernels read the table themselves.
     """
-    kernel = dispatch.backend("kv_insert", states.device, dispatch.ANY, 1) if own_kernels(states.device) else None
+    kernel = dispatch.kernel("kv_insert", states.device, dispatch.ANY, 1)
     if kernel is None:
         data, scales = packed_kv.pack_states(rotate_(states, turn), layout, workspace)
     first = 0

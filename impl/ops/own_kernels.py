@@ -1,7 +1,7 @@
 """Whether the engine's small operations run by Triton's kernels: on CUDA, and where DSBENCH_OPS=triton asks for them.
 
-For operations whose kernel has one point whatever the tokens, so that a row has the same bits alone and in a batch, and
-no row in the tuning table. DSBENCH_OPS=torch leaves them to torch.
+For kernels that are no operation of the tuning table: products, attention and the indexer's choice. Each has one point
+whatever the tokens, so that a row has the same bits alone and in a batch. DSBENCH_OPS=torch leaves them to torch.
 """
 
 from __future__ import annotations

@@ -379,7 +379,22 @@ def _dense(vector: Tensor | None) -> Tensor | None:
     return None if vector is None else vector.contiguous()
 
 
-OPERATIONS: Mapping[str, Callable[..., Any]] = {"rejection": rejection_sample}
+def _rejection(
+    *, target_logits: Tensor, draft_tokens: Tensor, draft_logits: Tensor | None, temperature: Tensor, seeds: Tensor,
+    positions: Tensor, n_drafted: Tensor, draft_logits_index_mapping: Tensor | None = None,
+    synthetic_conditional_rates: Tensor | None = None, workspace: Workspace | None = None,
+    block_verification: bool = False, all_greedy: bool = False, **tuning: Any,
+) -> RejectionOutput:  # fmt: skip
+    """As `rejection_sample`, by keyword alone: its optional arguments stand side by side."""
+    return rejection_sample(
+        target_logits=target_logits, draft_tokens=draft_tokens, draft_logits=draft_logits, temperature=temperature,
+        seeds=seeds, positions=positions, n_drafted=n_drafted, draft_logits_index_mapping=draft_logits_index_mapping,
+        synthetic_conditional_rates=synthetic_conditional_rates, workspace=workspace,
+        block_verification=block_verification, all_greedy=all_greedy, **tuning,
+    )  # fmt: skip
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {"rejection": _rejection}
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "rejection": [
         {"block": b, "resample_block": r, "warps": w, "early": early}

@@ -32,10 +32,14 @@ def logs(kernels, monkeypatch, **settings):
     return [request.outputs for request in wanted], torch.tensor([*found.values()])
 
 
-@pytest.mark.parametrize("method", ["none", "dspark"])
-def test_tokens_and_logprobs_are_the_references(method, monkeypatch):
-    wanted, expected = logs("torch", monkeypatch, speculative=method)
+MEMORY = "mtp_hidden_skip,mhc_final_fused,c128a_topk_shared,q_in_place,c128_indices_in_place"
+
+
+@pytest.mark.parametrize(("method", "toggles"), [("none", ""), ("dspark", MEMORY)])
+def test_tokens_and_logprobs_are_the_references(method, toggles, monkeypatch):
+    wanted, expected = logs("torch", monkeypatch, speculative=method, toggles=toggles)
     # The interpreter cuts off what a cast to bf16 or e4m3 rounds: by 6 % of a value for states, so they are left out.
-    found, got = logs("triton" if DEVICE == "cuda" else "triton,kv_insert=torch", monkeypatch, speculative=method)
+    told = "triton" if DEVICE == "cuda" else "triton,kv_insert=torch"
+    found, got = logs(told, monkeypatch, speculative=method, toggles=toggles)
     assert found == wanted
     torch.testing.assert_close(got, expected, atol=0.1, rtol=0)
