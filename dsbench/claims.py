@@ -67,10 +67,15 @@ def _out_of_reach(row: Verdict, level: float) -> tuple[str, dict[str, object]]:
     enough = blocks_to_fire(level) if row.blocks else boots_to_fire(level)
     now, then = (f"{row.blocks} blocks", f"{enough} blocks") if row.blocks else (
         f"{row.n_baseline}+{row.n_candidate} boots", f"{enough} boots an arm")  # fmt: skip
-    needed = None if row.blocks_needed is None else max(row.blocks_needed, enough)
     return (
         f"; at {now} none can stand among so many, at {then} one can",
-        {"smallest_effect": None, "blocks_needed": needed},
+        {
+            "smallest_effect": None,
+            "blocks_needed": enough,
+            "needed_for": "claim",
+            "needed_effect": None,
+            "needed_unit": "blocks" if row.blocks else "boots an arm",
+        },
     )
 
 

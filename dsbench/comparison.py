@@ -10,6 +10,7 @@ from dsbench.decide import direction
 from dsbench.metrics import Metric
 from dsbench.policy import LARGEST
 from dsbench.records import Arm, Plan, Verdict, Word
+from dsbench.stats.power import blocks_equivalent, blocks_needed, boots_equivalent_unblocked, boots_needed_unblocked
 
 Numbers = Sequence[float]
 
@@ -69,6 +70,30 @@ class Comparison:
         """The change that the registry expects, as a fraction of the baseline; None if it expects none."""
         expected = self.arm.expected.get(self.metric.key)
         return abs(expected / base) if expected and base else None
+
+    def needs_of_blocks(self, sd: float, margin: float, change: float, seen: float) -> dict[str, Any]:
+        """Blocks that an answer takes, as fields of a row with `needed_effect` in the terms given.
+
+        They are those that see the `change` that is claimed; where that is within the margin, or 0, those that call
+        equal arms equivalent; without a margin those that see what was `seen`.
+        """
+        plan = self.plan
+        if margin and change <= margin:
+            needed = blocks_equivalent(margin, sd, plan.equivalence_confidence)
+            return {"needed_for": "equivalence", "blocks_needed": needed, "needed_effect": margin}
+        target = change or seen
+        needed = blocks_needed(target, sd, plan.alpha, margin=margin)
+        return {"blocks_needed": needed, "needed_effect": target or None}
+
+    def needs_of_boots(self, sd: float, margin: float, change: float, seen: float) -> dict[str, Any]:
+        """The same in boots an arm without blocks, `sd` being their spread."""
+        plan, unit = self.plan, {"needed_unit": "boots an arm"}
+        if margin and change <= margin:
+            needed = boots_equivalent_unblocked(margin, sd, plan.equivalence_confidence)
+            return {**unit, "needed_for": "equivalence", "blocks_needed": needed, "needed_effect": margin}
+        target = change or seen
+        needed = boots_needed_unblocked(target, sd, plan.alpha, margin=margin)
+        return {**unit, "blocks_needed": needed, "needed_effect": target or None}
 
 
 def merged(of_ranks: Sequence[Verdict]) -> list[Verdict]:

@@ -15,6 +15,13 @@ from dsbench.metrics import Metric
 from dsbench.policy import Amount, Open, Policy, Rule
 from dsbench.records import ExperimentVerdict, Plan, Record, Verdict, VoidReason
 
+TELL = {
+    "change": "would see the change",
+    "equivalence": "would call equal arms equivalent",
+    "claim": "could claim it",
+}
+"""What blocks, boots or items that a row needs are for."""
+
 Status = Literal["passed", "failed", "rerun", "missing", "not-checked"]
 Word = Literal["passed", "failed", "rerun", "void", "nothing-checked"]
 
@@ -220,7 +227,9 @@ def _gain(row: Verdict, by: Amount) -> tuple[float, float]:
 def _open(row: Verdict, setting: Open, again: bool, why: str) -> tuple[Status, str, str]:
     if setting == "pass":
         return "passed", f"{why}; the policy lets that pass", ""
-    needs = f"{row.blocks_needed:,} {row.needed_unit} would tell" if row.blocks_needed else "; ".join(row.notes)
+    needs = (
+        f"{row.blocks_needed:,} {row.needed_unit} {TELL[row.needed_for]}" if row.blocks_needed else "; ".join(row.notes)
+    )
     mend = f"{needs or 'measure more'}: add --blocks or --until-resolved, or name another suite"
     if setting == "rerun" and not again:
         return "rerun", why, "run the experiment once more; what is open then has failed"

@@ -14,7 +14,7 @@ from dsbench.decide import Better, decide, direction
 from dsbench.errors import InputError
 from dsbench.records import Observation, Value, Verdict, Word
 from dsbench.stats.items import MCNEMAR, Paired, compare_items
-from dsbench.stats.power import POWER, blocks_needed, smallest_effect, smallest_share
+from dsbench.stats.power import POWER, items_equivalent, smallest_effect, smallest_share
 
 
 def compare_by_item(
@@ -99,21 +99,33 @@ def compare_by_item(
 def _power(this: Comparison, paired: Paired) -> dict[str, Any]:
     """Smallest change of the share that these items show, and the items needed, at the share that flipped here."""
     margin, alpha = this.metric.margin, this.plan.alpha
-    target = margin or abs(paired.difference)
     if paired.test != MCNEMAR:
         if not paired.spread:
             return {}
+        needs = this.needs_of_blocks(paired.spread, margin, 0.0, abs(paired.difference))
+        if margin:
+            # The interval is at least that of as many items as there are clusters.
+            least = items_equivalent(margin, paired.moved / paired.clusters, this.plan.equivalence_confidence)
+            found = needs["blocks_needed"]
+            needs["blocks_needed"] = max(found, least) if found and least else None
         return {
             "smallest_effect": smallest_effect(paired.spread, paired.clusters, alpha, margin),
-            "blocks_needed": blocks_needed(target, paired.spread, alpha),
-            "needed_effect": target or None,
+            **needs,
             "needed_unit": "clusters" if paired.clusters < paired.items else "items",
         }
-    flips = max(paired.gained + paired.lost, 1) / paired.items
+    flips, target = max(paired.gained + paired.lost, 1) / paired.items, abs(paired.difference)
+    if margin:
+        return {
+            "smallest_effect": smallest_share(paired.items, flips, alpha, margin=margin),
+            "blocks_needed": items_equivalent(margin, flips, this.plan.equivalence_confidence),
+            "needed_for": "equivalence",
+            "needed_effect": margin,
+            "needed_unit": "items",
+        }
     z, spare = float(norm.isf(alpha / 2)), float(norm.isf(1 - POWER))
     needed = ((z * sqrt(flips) + spare * sqrt(max(flips - target**2, 0.0))) / target) ** 2 if target else None
     return {
-        "smallest_effect": smallest_share(paired.items, flips, alpha, margin=margin),
+        "smallest_effect": smallest_share(paired.items, flips, alpha),
         "blocks_needed": ceil(needed) if needed is not None and isfinite(needed) else None,
         "needed_effect": target or None,
         "needed_unit": "items",

@@ -13,7 +13,7 @@ from dsbench.decide import decide, decide_exact
 from dsbench.probes.acceptance import GREEDY
 from dsbench.records import Observation, Verdict, Word
 from dsbench.stats.holm import holm
-from dsbench.stats.power import blocks_needed, boots_needed_unblocked, smallest_effect, smallest_effect_unblocked
+from dsbench.stats.power import smallest_effect, smallest_effect_unblocked
 from dsbench.stats.ratios import Counts, permutation_p, pooled, smallest_p
 from dsbench.stats.samples import Interval, interval, sign_flip_p
 from dsbench.stats.samples import smallest_p as smallest_sign_flip_p
@@ -186,26 +186,21 @@ def _test(item: _Item, paired: bool, bounded: bool) -> str:
 
 def _power(this: Comparison, item: _Item, paired: bool, many: int) -> dict[str, Any]:
     """What so many blocks or boots can show of one ratio among `many`, from its spread, and what the margin takes."""
-    plan, margin = this.plan, this.metric.margin
-    if paired and len(item.steps) >= SPREAD_FROM:
+    alpha, margin = this.plan.alpha / many, this.metric.margin
+    power: dict[str, Any] = {}
+    if len(item.steps) >= SPREAD_FROM:
         sd, inner = stdev(item.steps), item.inward(margin)
-        seen = smallest_effect(sd, len(item.steps), plan.alpha / many, inner)
-        return {
-            "smallest_effect": None if seen is None else item.outward(seen),
-            "blocks_needed": blocks_needed(inner, sd, plan.alpha) if margin else None,
-            "needed_effect": margin or None,
-        }
+        power = this.needs_of_blocks(sd, inner, 0.0, 0.0) | {"needed_effect": margin or None}
+        if paired:
+            seen = smallest_effect(sd, len(item.steps), alpha, inner)
+            return {"smallest_effect": None if seen is None else item.outward(seen), **power}
     base = item.baseline
     arms = [[_effect(this, base, pooled([c]) - base) for c in arm.values() if c[1] > 0] for arm in (item.a, item.b)]
     between = pooled_sd(*arms)
     if not between or min(map(len, arms)) < SPREAD_FROM:
-        return {}
-    return {
-        "smallest_effect": smallest_effect_unblocked(between, len(arms[0]), len(arms[1]), plan.alpha / many, margin),
-        "blocks_needed": boots_needed_unblocked(margin, between, plan.alpha) if margin else None,
-        "needed_effect": margin or None,
-        "needed_unit": "boots an arm",
-    }
+        return power
+    seen = smallest_effect_unblocked(between, len(arms[0]), len(arms[1]), alpha, margin)
+    return {"smallest_effect": seen, **(power or this.needs_of_boots(between, margin, 0.0, 0.0))}
 
 
 def _notes(

@@ -51,7 +51,7 @@ _OURS = re.compile(r"[a-z_]+")
 """Names of our own fields."""
 STRUCTURE = frozenset(
     ("record", "key", "engine", "kind", "phase", "metric", "unit", "probe", "status", "role", "word", "better", "scope",
-     "until", "interval_of", "needed_unit", "moment", "version", "log_sha256")
+     "until", "interval_of", "needed_unit", "needed_for", "moment", "version", "log_sha256")
 )  # fmt: skip
 """Keys of our own files whose values come from fixed lists."""
 

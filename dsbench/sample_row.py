@@ -11,13 +11,7 @@ from dsbench.comparison import Comparison, Numbers
 from dsbench.decide import decide
 from dsbench.floors import Floor
 from dsbench.records import Verdict
-from dsbench.stats.power import (
-    blocks_needed,
-    boots_needed_unblocked,
-    boots_to_fire,
-    smallest_effect,
-    smallest_effect_unblocked,
-)
+from dsbench.stats.power import boots_to_fire, smallest_effect, smallest_effect_unblocked
 from dsbench.stats.samples import Interval, blocks_to_fire, interval, sign_flip_p, smallest_p
 from dsbench.stats.unblocked import compare_unblocked, pooled_sd
 
@@ -57,14 +51,14 @@ def _blocked(this: Comparison, a: Numbers, b: Numbers, notes: list[str]) -> Verd
     if sd is None and floor is not None:
         sd = floor.paired
         notes.append("spread of the blocks from the stored floor")
-    target = scale.target(this)
     power: dict[str, Any] = {}
     if sd is not None:
-        power = {
-            "smallest_effect": scale.outward_or_none(smallest_effect(sd, n, plan.alpha, scale.margin)),
-            "blocks_needed": blocks_needed(target, sd, plan.alpha),
-            "needed_effect": scale.outward(target),
-        }
+        power = scale.outward_all(
+            {
+                "smallest_effect": smallest_effect(sd, n, plan.alpha, scale.margin),
+                **this.needs_of_blocks(sd, scale.margin, scale.claimed(this), abs(fmean(steps))),
+            }
+        )
     row = scale.row(this, fmean(steps), span, p, least, notes, "sign-flip over blocks", {"blocks": n, **power})
     if floor is not None and row.word in ("improved", "regressed") and abs(fmean(steps)) <= floor.noise(n):
         told = f"{row.word} by its blocks alone, and no claim: A/A experiments of {n} blocks move as far (the floor)"
@@ -86,17 +80,14 @@ def _unblocked(this: Comparison, a: Numbers, b: Numbers, notes: list[str]) -> Ve
         )
     if parted:
         notes.append(parted)
-    target = scale.target(this)
     power: dict[str, Any] = {}
     if sd is not None:
-        power = {
-            "smallest_effect": scale.outward_or_none(
-                smallest_effect_unblocked(sd, len(a), len(b), plan.alpha, scale.margin)
-            ),
-            "blocks_needed": boots_needed_unblocked(target, sd, plan.alpha),
-            "needed_effect": scale.outward(target),
-            "needed_unit": "boots an arm",
-        }
+        power = scale.outward_all(
+            {
+                "smallest_effect": smallest_effect_unblocked(sd, len(a), len(b), plan.alpha, scale.margin),
+                **this.needs_of_boots(sd, scale.margin, scale.claimed(this), abs(tests.difference)),
+            }
+        )
     return scale.row(this, tests.difference, tests.interval, p, tests.smallest_p, notes, tests.test, power, parted)
 
 
@@ -117,14 +108,14 @@ class _Scale:
         """A difference on this scale as a fraction of the baseline, or in the unit."""
         return math.expm1(step) if self.logs else step
 
-    def outward_or_none(self, step: float | None) -> float | None:
-        return None if step is None else self.outward(step)
+    def outward_all(self, power: dict[str, Any]) -> dict[str, Any]:
+        """Fields of a row, with the effects among them as fractions of the baseline, or in the unit."""
+        effects = {key: power[key] for key in ("smallest_effect", "needed_effect")}
+        return power | {key: None if step is None else self.outward(step) for key, step in effects.items()}
 
-    def target(self, this: Comparison) -> float:
-        """The effect that boots are counted for: what is claimed, else the margin, else what was seen."""
-        claimed = this.claimed(self.base)
-        if claimed is None:
-            return self.margin or abs(fmean(self.b) - fmean(self.a))
+    def claimed(self, this: Comparison) -> float:
+        """The change that is claimed, on this scale; 0 without one."""
+        claimed = this.claimed(self.base) or 0.0
         return math.log1p(claimed) if self.logs else claimed * abs(self.base)
 
     def row(

@@ -62,9 +62,12 @@ class Verdict(_Noun):
     smallest_effect: float | None = None
     """Smallest relative change that this n would see with 80 % power, from the spread seen."""
     blocks_needed: int | None = None
-    """How many of `needed_unit` would see `needed_effect` with 80 % power, from the spread seen."""
+    """How many of `needed_unit` would answer `needed_for` with 80 % power, from the spread seen."""
+    needed_for: Literal["change", "equivalence", "claim"] = "change"
+    """change: to see `needed_effect`. equivalence: to call arms equivalent within it that are equal. claim: fewest at
+    which a claim can stand among the others of its family."""
     needed_effect: float | None = None
-    """The claimed change, else the margin, in the terms of `smallest_effect`."""
+    """The claimed change, the margin, or where that is 0 the change seen, in the terms of `smallest_effect`."""
     needed_unit: Literal["blocks", "boots an arm", "items", "clusters"] = "blocks"
     by_host: ByHost | None = None
     p_holm: float | None = None

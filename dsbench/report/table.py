@@ -239,10 +239,17 @@ def power_lines(rows: Sequence[Verdict]) -> list[str]:
     lines = [f"smallest change seen with 80 % power at this n: {', '.join(sees)}"] if sees else []
     needs: dict[str, list[str]] = {}
     for row in open_rows:
-        if row.blocks_needed is not None and row.needed_effect is not None:
-            what = f"{row.needed_unit} to see {_effect(row, row.needed_effect)}"
-            needs.setdefault(what, []).append(f"{row.metric} {row.blocks_needed:,}")
-    return [*lines, *(f"{what} with 80 % power: {', '.join(told)}" for what, told in needs.items())]
+        if row.blocks_needed is not None:
+            needs.setdefault(f"{row.needed_unit} {_need(row)}", []).append(f"{row.metric} {row.blocks_needed:,}")
+    return [*lines, *(f"{what}: {', '.join(told)}" for what, told in needs.items())]
+
+
+def _need(row: Verdict) -> str:
+    """What so many blocks, boots or items are for."""
+    if row.needed_effect is None:
+        return "at which a claim can stand among so many"
+    how = "call equivalent within" if row.needed_for == "equivalence" else "see"
+    return f"to {how} {_effect(row, row.needed_effect)} with 80 % power"
 
 
 def host_lines(rows: Sequence[Verdict]) -> list[str]:
@@ -259,7 +266,8 @@ def host_lines(rows: Sequence[Verdict]) -> list[str]:
 def _effect(row: Verdict, effect: float) -> str:
     """In the terms of the row's interval: a fraction of the baseline, points of a share, or the unit."""
     if row.kind == "item" or row.unit == "share":
-        return f"{effect * 100:.3g} points"
+        points = f"{effect * 100:.3g}"
+        return f"{points} point{'' if points == '1' else 's'}"
     return f"{effect * 100:.3g} %" if row.interval_of == "relative" else f"{effect:.3g} {row.unit}"
 
 

@@ -202,7 +202,8 @@ def noise_cells() -> list[list[str]]:
         cells.append([name, values, questions.source])
     drafts, law = noise.DRAFTS, noise.LAW
     cells.append(["accept.*", f"{drafts.drafts} rounds, {drafts.conditional} falling by {drafts.fade} a position, "
-                  f"{drafts.between[0]} to {drafts.between[1]} logits between boots, {drafts.blocks} between blocks", drafts.source])  # fmt: skip
+                  f"{drafts.between[0]} to {drafts.between[1]} logits between boots, {drafts.blocks} between blocks",
+                  drafts.source])  # fmt: skip
     cells.append(["output_law", f"{law.prompts} prompts, {law.requests} requests, {law.positions} positions",
                   law.source])  # fmt: skip
     return cells

@@ -35,6 +35,8 @@ class Paired:
     interval: Interval
     """Of the difference of the mean scores."""
     test: str
+    moved: int = 0
+    """Clusters whose mean changed."""
     spread: float | None = None
     """Standard deviation between clusters of what each adds to the mean difference; None with one cluster."""
 
@@ -87,6 +89,7 @@ def compare_items(
         smallest_p=least,
         interval=interval,
         test=test,
+        moved=sum(value != 0 for value in sums.values()),
         spread=stdev(scaled) if len(scaled) > 1 else None,
     )
 

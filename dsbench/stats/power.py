@@ -1,6 +1,7 @@
 """What a number of boots, blocks or items can see, from the spread, for every kind of metric.
 
-A change is seen if its test rejects and its estimate is beyond the margin, as a verdict asks. For few boots the
+A change is seen if its test rejects and its estimate is beyond the margin, as a verdict asks; that there is none is
+shown if the interval lies inside the margin. For few boots the
 power of the exact test itself is simulated with normal differences and a fixed seed; beyond, it is that of the t
 test, which the exact test has come close to by then. `dsbench simulate` holds these figures against the verdicts.
 """
@@ -17,6 +18,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, chi2, ncx2, norm
 from scipy.stats import t as student
 
+from dsbench.stats.assignments import assignments
 from dsbench.stats.samples import SEED, blocks_to_fire
 
 POWER = 0.80
@@ -24,6 +26,8 @@ SIMULATED_UP_TO = 10
 """Blocks up to which the exact test's power is simulated."""
 UNBLOCKED_UP_TO = 24
 """The same for boots of both arms together. Beyond, Mann-Whitney has up to two points less power than this says."""
+SWAPS_UP_TO = 12
+"""The same for the interval of boots without blocks, 924 swaps of boots."""
 SIMULATIONS = 6000
 
 Floats = NDArray[np.float64]
@@ -73,9 +77,10 @@ def smallest_effect(sd: float, blocks: int, alpha: float, margin: float = 0.0) -
     return None if in_sd is None else in_sd * sd
 
 
-def blocks_needed(effect: float, sd: float, alpha: float, at_most: int = 1_000_000) -> int | None:
-    """Fewest blocks whose test sees `effect` with 80 % power; None if more than `at_most`, or if it is no effect."""
-    return _fewest(lambda n: smallest_effect(sd, n, alpha), effect, blocks_to_fire(alpha), at_most)
+def blocks_needed(effect: float, sd: float, alpha: float, at_most: int = 1_000_000, margin: float = 0.0) -> int | None:
+    """Fewest blocks whose verdict sees `effect` with 80 % power; None if more than `at_most`, or if it is no effect
+    beyond the margin."""
+    return _fewest(lambda n: smallest_effect(sd, n, alpha, margin), effect, blocks_to_fire(alpha), at_most)
 
 
 # --- boots without blocks: Mann-Whitney, and a permutation of counter ratios -----------------------------------------
@@ -143,9 +148,11 @@ def u_counts(n_baseline: int, n_candidate: int) -> list[int]:
     return ways[n_baseline][n_candidate]
 
 
-def boots_needed_unblocked(effect: float, sd: float, alpha: float, at_most: int = 1_000_000) -> int | None:
+def boots_needed_unblocked(
+    effect: float, sd: float, alpha: float, at_most: int = 1_000_000, margin: float = 0.0
+) -> int | None:
     """Fewest boots an arm that see `effect` with 80 % power without blocks; None as in `blocks_needed`."""
-    return _fewest(lambda n: smallest_effect_unblocked(sd, n, n, alpha), effect, boots_to_fire(alpha), at_most)
+    return _fewest(lambda n: smallest_effect_unblocked(sd, n, n, alpha, margin), effect, boots_to_fire(alpha), at_most)
 
 
 def boots_normal(effect: float, sd: float, alpha: float) -> int | None:
@@ -200,6 +207,114 @@ def mcnemar_power(items: int, flips: float, difference: float, alpha: float, mar
     beyond = np.ceil((total - items * margin) / 2) - 1 if margin else total
     share_lost = (1 - difference / flips) / 2
     return float(binom.pmf(total, items, flips) @ binom.cdf(np.minimum(most_lost, beyond), total, share_lost))
+
+
+# --- equivalence: what calls arms equivalent that are equal -----------------------------------------------------------
+
+
+def blocks_equivalent(margin: float, sd: float, confidence: float, at_most: int = 1_000_000) -> int | None:
+    """Fewest blocks at which the interval of arms without a difference lies inside the margin with 80 % power.
+
+    `margin` and `sd`, of the differences, have one unit. None if it takes more than `at_most`, or without a margin.
+    """
+
+    def shown(blocks: int) -> float | None:
+        reach = _reach(blocks, confidence)
+        return None if reach is None else reach * sd
+
+    return _fewest(shown, margin, 1, at_most)
+
+
+def boots_equivalent_unblocked(margin: float, sd: float, confidence: float, at_most: int = 1_000_000) -> int | None:
+    """The same in boots an arm without blocks, where `sd` is the spread between boots."""
+
+    def shown(boots: int) -> float | None:
+        reach = _reach_unblocked(boots, confidence)
+        return None if reach is None else reach * sd
+
+    return _fewest(shown, margin, 1, at_most)
+
+
+@cache
+def items_equivalent(margin: float, flips: float, confidence: float, at_most: int = 1_000_000) -> int | None:
+    """The same in independent items that are right or wrong, of which the share `flips` differs between the arms."""
+    if not 0 < flips <= 1:
+        raise ValueError(f"flips must be a share above 0 and at most 1, got {flips}")
+
+    def shown(items: int) -> float | None:
+        return margin if tango_power(items, flips, margin, confidence) >= POWER else None
+
+    return _fewest(shown, margin, 1, at_most)
+
+
+@cache
+def _reach(blocks: int, confidence: float) -> float | None:
+    """How far the interval of blocks without a difference reaches from 0 in all but 20 % of cases, in standard
+    deviations of the differences; None where it is unbounded."""
+    if blocks > SIMULATED_UP_TO:
+        return _reach_by_t(1 / math.sqrt(blocks), blocks - 1, confidence)
+    noise = np.random.default_rng(SEED).standard_normal((SIMULATIONS, blocks))
+    chosen = (np.arange(1, 2**blocks)[:, None] >> np.arange(blocks)) & 1
+    return _farther_end(noise @ (chosen / chosen.sum(axis=1, keepdims=True)).T, confidence)
+
+
+@cache
+def _reach_unblocked(boots: int, confidence: float) -> float | None:
+    """As `_reach`, for boots of two arms without blocks (see unblocked.swap_differences)."""
+    if 2 * boots > SWAPS_UP_TO:
+        return _reach_by_t(math.sqrt(2 / boots), 2 * boots - 2, confidence)
+    rng, taken = np.random.default_rng(SEED), assignments(boots, boots, math.comb(2 * boots, boots))
+    a, b = rng.standard_normal((SIMULATIONS, boots)), rng.standard_normal((SIMULATIONS, boots))
+    moved = taken[:, :boots].sum(axis=1)
+    some = moved > 0
+    swaps = (b @ ~taken[some, boots:].T - a @ taken[some, :boots].T) / moved[some]
+    return _farther_end(swaps, confidence)
+
+
+def _farther_end(typical: Floats, confidence: float) -> float | None:
+    """Of intervals between two order statistics, by row, what 80 % of them stay within on both sides of 0."""
+    rank = int((1 - confidence) / 2 * (typical.shape[1] + 1) + 1e-9)
+    if rank == 0:
+        return None
+    low = np.partition(typical, rank - 1, axis=1)[:, rank - 1]
+    high = -np.partition(-typical, rank - 1, axis=1)[:, rank - 1]
+    return float(np.quantile(np.maximum(-low, high), POWER))
+
+
+def _reach_by_t(standard_error: float, degrees: int, confidence: float) -> float:
+    """By the t interval, over the spreads that may be estimated."""
+    spreads = np.sqrt(chi2.ppf((np.arange(400) + 0.5) / 400, degrees) / degrees)
+    half = float(student.isf((1 - confidence) / 2, degrees)) * spreads
+
+    def inside(reach: float) -> float:
+        return float(np.mean(np.maximum(2 * norm.cdf(reach - half) - 1, 0.0))) - POWER
+
+    return standard_error * float(brentq(inside, 0.0, half[-1] + 10))
+
+
+def tango_power(items: int, flips: float, margin: float, confidence: float) -> float:
+    """Chance that the score interval of `items` of which `flips` differ, either way alike, lies inside the margin."""
+    low, high = (int(binom.ppf(q, items, flips)) for q in (1e-9, 1 - 1e-9))
+    total = np.arange(low, high + 1, dtype=np.float64)
+    z = float(norm.isf((1 - confidence) / 2))
+
+    def inside(excess: Floats) -> NDArray[np.bool_]:
+        """Whether a gain of so many more than are lost is shown to be below the margin (see items.tango_interval)."""
+        lost = (total - excess) / 2
+        b = -total + (2 * items - excess) * margin
+        root = np.sqrt(np.maximum(b * b + 8 * items * lost * margin * (1 - margin), 0.0))
+        variance = items * ((root - b) / (2 * items) + margin * (1 - margin))
+        below: NDArray[np.bool_] = (items * margin - excess) > z * np.sqrt(np.maximum(variance, 0.0))
+        return below
+
+    most, least = total.copy(), np.full_like(total, -1.0)
+    for _ in range(40):
+        middle = (most + least) / 2
+        within = inside(middle)
+        least, most = np.where(within, middle, least), np.where(within, most, middle)
+    gained = binom.cdf(np.floor((total + most) / 2 + 1e-9), total, 0.5)
+    below = binom.cdf(np.ceil((total - most) / 2 - 1e-9) - 1, total, 0.5)
+    return float(binom.pmf(total, items, flips) @ np.where(most < 0, 0.0, gained - below))
 
 
 # --- output law ------------------------------------------------------------------------------------------------------

@@ -80,6 +80,8 @@ def test_a_family_too_large_for_this_n_says_what_it_takes(fields, takes):
     row, _ = corrected(PLAN, [a_row(fields["smallest_p"], smallest_effect=0.02, blocks_needed=5, **fields)] * 2)
     assert row.notes[0].endswith(takes)
     assert (row.smallest_effect, row.blocks_needed) == (None, int(takes.split("at ")[2].split()[0]))
+    assert (row.needed_for, row.needed_effect) == ("claim", None)
+    assert row.needed_unit == ("blocks" if row.blocks else "boots an arm")
 
 
 @given(st.lists(st.tuples(st.floats(0.0001, 1), st.booleans(), st.sampled_from(["primary", "guard"])), max_size=8))

@@ -55,6 +55,7 @@ def test_inconclusive_says_what_it_could_see_and_what_it_needs(verdict_of):
     assert decode.word == "inconclusive"
     assert 0.02 < decode.smallest_effect < 0.25
     assert decode.blocks_needed > 8
+    assert (decode.needed_for, decode.needed_effect) == ("equivalence", pytest.approx(0.02))
     assert decode.interval[0] < decode.relative < decode.interval[1]
 
 
@@ -163,6 +164,7 @@ def test_boots_are_counted_for_the_claimed_effect(verdict_of):
     primary = row(verdict, PRIMARY)
     assert (primary.word, primary.needed_unit) == ("inconclusive", "blocks")
     assert primary.needed_effect == pytest.approx(32_768 / primary.baseline)
+    assert primary.needed_for == "change"
     assert primary.blocks_needed > 6
     assert primary.smallest_effect > primary.needed_effect
 

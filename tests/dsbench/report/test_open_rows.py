@@ -13,7 +13,8 @@ from rich.console import Console
 
 from dsbench.judge import judge
 from dsbench.plan import plan_experiment
-from dsbench.report.table import print_report
+from dsbench.records import Verdict
+from dsbench.report.table import power_lines, print_report
 from dsbench.suite import parse_suite
 from impl.dims import PICO
 
@@ -67,3 +68,21 @@ def test_open_rows(make_records):
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
+
+
+def test_each_need_says_what_it_is_for():
+    """Blocks that call equal arms equivalent are others than those that see a change, or that can make a claim."""
+    known = {"unit": "tok/s", "better": "up", "rank": None, "role": "guard", "kind": "sample", "word": "inconclusive"}
+    rows = [
+        Verdict(arm="b", metric=name, blocks_needed=n, **fields, **known)
+        for name, n, fields in (
+            ("x", 9, {"needed_for": "equivalence", "needed_effect": 0.02}),
+            ("y", 8, {"needed_for": "claim"}),
+            ("z", 7, {"needed_effect": 0.02}),
+        )
+    ]
+    assert power_lines(rows) == [
+        "blocks to call equivalent within 2 % with 80 % power: x 9",
+        "blocks at which a claim can stand among so many: y 8",
+        "blocks to see 2 % with 80 % power: z 7",
+    ]

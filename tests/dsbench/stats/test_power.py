@@ -4,26 +4,31 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, chi2, mannwhitneyu, norm
 
-from dsbench.stats.items import compare_items, mcnemar_p
+from dsbench.stats.items import compare_items, mcnemar_p, tango_interval
 from dsbench.stats.power import (
     POWER,
+    blocks_equivalent,
     blocks_needed,
+    boots_equivalent_unblocked,
     boots_needed_unblocked,
     boots_normal,
     boots_to_fire,
+    items_equivalent,
     mcnemar_power,
     ratio_sd,
     smallest_effect,
     smallest_effect_unblocked,
     smallest_law,
     smallest_share,
+    tango_power,
     visible,
 )
-from dsbench.stats.samples import interval
+from dsbench.stats.samples import ends, interval
+from dsbench.stats.unblocked import swap_differences
 
 ALPHA = 0.05
 
@@ -197,3 +202,74 @@ def test_an_evenly_spread_departure_from_a_law_is_seen(cells):
     seen = np.random.default_rng(5).multinomial(n, off, size=2000)
     statistic = ((seen - n * law) ** 2 / (n * law)).sum(axis=1)
     assert (statistic > chi2.isf(alpha, len(law) - 1)).mean() == pytest.approx(POWER, abs=0.03)
+
+
+# --- equivalence ----------------------------------------------------------------------------------------------------
+
+MARGIN = 0.02
+LOOSE = 3.0 * math.sqrt(0.16 / 400) + 0.01
+
+
+@pytest.mark.parametrize("sd", [0.006, 0.012, 0.02])
+def test_so_many_blocks_call_equal_arms_equivalent_as_often_as_they_say(sd):
+    blocks = blocks_equivalent(MARGIN, sd, 0.90)
+    drawn = np.random.default_rng(blocks).normal(0, sd, (400, blocks)).tolist()
+    hits = np.mean([interval(steps, 0.90).inside(MARGIN) for steps in drawn])
+    assert hits > POWER - LOOSE
+    if blocks > 6:  # below, the next interval is one of another confidence
+        assert hits < POWER + LOOSE
+        fewer = np.mean([interval(steps[: blocks // 2], 0.90).inside(MARGIN) for steps in drawn])
+        assert fewer < POWER - LOOSE
+
+
+@pytest.mark.parametrize("sd", [0.0109, 0.0137])
+def test_so_many_boots_call_equal_arms_equivalent_as_often_as_they_say(sd):
+    boots = boots_equivalent_unblocked(MARGIN, sd, 0.90)
+    drawn = np.random.default_rng(boots).normal(0, sd, (300, 2, boots)).tolist()
+    hits = np.mean([ends(swap_differences(a, b), 0.90).inside(MARGIN) for a, b in drawn])
+    assert hits == pytest.approx(POWER, abs=LOOSE)
+
+
+@pytest.mark.parametrize(("flips", "margin"), [(0.04, 0.02), (0.02, 0.01), (0.3, 0.05)])
+def test_so_many_items_call_equal_arms_equivalent_as_often_as_they_say(flips, margin):
+    items, rng = items_equivalent(margin, flips, 0.90), np.random.default_rng(7)
+    moved = rng.binomial(items, flips, 400)
+    pairs = zip(rng.binomial(moved, 0.5).tolist(), moved.tolist(), strict=True)
+    hits = np.mean([tango_interval(up, m - up, items, 0.90).inside(margin) for up, m in pairs])
+    assert hits == pytest.approx(POWER, abs=LOOSE)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(5, 60), st.floats(0.01, 1.0), st.sampled_from([0.01, 0.02, 0.1]))
+def test_the_power_of_the_score_interval_is_that_of_every_interval_it_may_be(items, flips, margin):
+    chances = binom.pmf(range(items + 1), items, flips)
+    exact = sum(
+        chances[k] * binom.pmf(up, k, 0.5) * tango_interval(up, k - up, items, 0.90).inside(margin)
+        for k in range(items + 1)
+        if chances[k] > 1e-6
+        for up in range(k + 1)
+    )
+    assert tango_power(items, flips, margin, 0.90) == pytest.approx(exact, abs=1e-3)
+
+
+def test_no_margin_is_never_shown():
+    assert blocks_equivalent(0.0, 0.01, 0.90) is None
+    assert boots_equivalent_unblocked(0.0, 0.01, 0.90) is None
+    assert items_equivalent(0.0, 0.1, 0.90) is None
+    assert blocks_equivalent(1e-9, 1.0, 0.90) is None
+    assert (blocks_equivalent(0.02, 0.0, 0.90), boots_equivalent_unblocked(0.02, 0.0, 0.90)) == (5, 3)
+    with pytest.raises(ValueError, match="flips must be a share"):
+        items_equivalent(0.01, 0.0, 0.90)
+
+
+@pytest.mark.parametrize("sd", [0.015, 0.02])
+def test_blocks_for_a_claim_beyond_the_margin_see_it_beyond_the_margin(sd):
+    """Without the margin the same claim would take fewer blocks, and half of the verdicts would miss it."""
+    claim, margin = 0.025, 0.02
+    blocks = blocks_needed(claim, sd, ALPHA, margin=margin)
+    assert blocks > blocks_needed(claim, sd, ALPHA)
+    drawn = np.random.default_rng(3).normal(claim, sd, (300, blocks))
+    hits = np.mean([row.mean() > margin and not _holds_zero(row) for row in drawn])
+    assert hits == pytest.approx(POWER, abs=LOOSE)
+    assert blocks_needed(margin, sd, ALPHA, margin=margin) is None
+    assert boots_needed_unblocked(claim, sd, ALPHA, margin=margin) > boots_needed_unblocked(claim, sd, ALPHA)
