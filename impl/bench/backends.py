@@ -58,7 +58,7 @@ def absent(name: str, case: Case, device: torch.device) -> str:
 
 
 def _tuned(name: str, op: str, device: torch.device, dims: Dims, tokens: int) -> Mapping[str, Any]:
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    card = dispatch.card_of(device)
     fitting = [r for r in dispatch.table() if r.fits(op, card, dims.name, tokens) and r.backend == name]
     return fitting[0].parameters if fitting else {}
 

@@ -50,6 +50,8 @@ class Records:
     failed: set[tuple[str, str, str]] = field(default_factory=set)
     """Operation, backend and parameters of checks that failed."""
     cards: set[str] = field(default_factory=set)
+    alike: set[tuple[tuple[int, int], int]] = field(default_factory=set)
+    """Compute capability and multiprocessors of the cards, where the records say."""
 
 
 def read(paths: Iterable[Path]) -> Records:
@@ -68,6 +70,9 @@ def read(paths: Iterable[Path]) -> Records:
 def _take(event: Row, record: str, found: Records) -> None:
     if event.get("event") == "machine":
         found.cards.add(event["card"])
+        if "capability" in event:
+            major, minor = map(int, event["capability"].split("."))
+            found.alike.add(((major, minor), event["multiprocessors"]))
     if event.get("op") not in dispatch.REFERENCES or event.get("backend") not in dispatch.BACKENDS:
         return
     given = event.get("parameters", event.get("variant", {}))
@@ -91,8 +96,12 @@ def rows(records: Records, card: str, slack: float = SLACK) -> list[Row]:
         if figure.backend != VLLM and (figure.op, *figure.point) not in records.failed:
             cells[figure.op, figure.dims][figure.tokens].append(figure)
     made: list[Row] = []
+    alike: Row = {}
+    if len(records.alike) == 1:
+        ((capability, processors),) = records.alike
+        alike = {"capability": list(capability), "processors": processors}
     for (op, dims), by_tokens in sorted(cells.items(), key=lambda cell: list(dispatch.REFERENCES).index(cell[0][0])):
-        made += _of_operation(op, dims, card, by_tokens, slack)
+        made += [{**row, **alike} for row in _of_operation(op, dims, card, by_tokens, slack)]
     return made
 
 

@@ -1,8 +1,10 @@
 """Which backend computes an operation: a committed table of what was measured, and `python -m impl.ops.dispatch`.
 
-A backend is a package `impl.ops.NAME` whose modules map operations to functions; each of these has the signature and
-the meaning of the torch reference, and keywords for tuning. Rows of `tuning.json` are read in order: the first that
-fits the card, the shape and the tokens, and whose backend can be imported here, is taken; the reference where none is.
+A backend is a package `impl.ops.NAME` whose modules map operations to functions. Each takes what the torch reference
+takes (but for a workspace, where it needs none) and means the same; by keyword it takes what it alone has: its tuning,
+POST's `out`, the index map's `valid`. Rejection's arguments go by keyword. Rows of `tuning.json` are read in order: the
+first that fits the card (by name, or by the compute capability of the card that was measured), the shape and the
+tokens, and whose backend can be imported here, is taken; the reference where none is.
 On a CPU everything is the reference. DSBENCH_OPS=torch, or DSBENCH_OPS=mhc_seam=cuda,index_map=torch, forces backends.
 """
 
@@ -26,7 +28,7 @@ TABLE = Path(__file__).with_name("tuning.json")
 FORCE = "DSBENCH_OPS"
 ANY = "*"
 TORCH = "torch"
-BACKENDS = (TORCH, "triton", "cuda", "tilelang", "flashinfer")
+BACKENDS = (TORCH, "triton", "cuda")
 
 REFERENCES: Mapping[str, str] = {
     "mhc_pre": "impl.ops.mhc:pre",
@@ -60,12 +62,20 @@ class Operation(NamedTuple):
         return self.function(*args, **kwargs, **self.parameters)
 
 
+class Card(NamedTuple):
+    """What rows are matched by."""
+
+    name: str
+    capability: tuple[int, int] | None = None
+    processors: int = 0
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the table."""
 
     card: str
-    """A card's name as CUDA gives it, or * for any."""
+    """The name, as CUDA gives it, of the card that was measured; or * for any."""
     op: str
     backend: str
     """Empty: nothing is written for this backend, and `note` says why."""
@@ -79,11 +89,16 @@ class Row:
     record: str = ""
     """The file under results/ that holds the figure."""
     note: str = ""
+    capability: tuple[int, int] | None = None
+    """Cards of this compute capability take the row as well, by what is nearest to a figure of their own."""
+    processors: int = 0
+    """Fewest multiprocessors of such a card: as many as were measured, since a point may part them by number."""
 
-    def fits(self, op: str, card: str, dims: str, tokens: int) -> bool:
+    def fits(self, op: str, card: Card, dims: str, tokens: int) -> bool:
         least, most = self.tokens
-        named = self.card in (ANY, card) and self.dims in (ANY, dims)
-        return bool(self.backend) and self.op == op and named and least <= tokens <= most
+        alike = self.capability == card.capability is not None and card.processors >= self.processors
+        suits = (self.card in (ANY, card.name) or alike) and self.dims in (ANY, dims)
+        return bool(self.backend) and self.op == op and suits and least <= tokens <= most
 
 
 @cache
@@ -94,7 +109,8 @@ def table(path: Path = TABLE) -> tuple[Row, ...]:
         _known("operation", row["op"], REFERENCES)
         if row["backend"]:
             _known("backend", row["backend"], BACKENDS)
-    return tuple(Row(**{**row, "tokens": tuple(row.get("tokens", Row.tokens))}) for row in rows)
+    pairs = ("tokens", "capability")
+    return tuple(Row(**row | {name: tuple(row[name]) for name in pairs if name in row}) for row in rows)
 
 
 def backend(op: str, device: Any, dims: Any, tokens: int) -> Operation:
@@ -107,7 +123,7 @@ def backend(op: str, device: Any, dims: Any, tokens: int) -> Operation:
     if chosen is None and not str(device).startswith("cuda"):
         chosen = TORCH
     name = getattr(dims, "name", dims)
-    fitting = [row for row in table() if row.fits(op, _card(device), name, tokens)]
+    fitting = [row for row in table() if row.fits(op, card_of(device), name, tokens)]
     if chosen is not None:
         fitting = [row for row in fitting if row.backend == chosen]
         return _operation(op, chosen, fitting[0].parameters if fitting and chosen != TORCH else {})
@@ -216,12 +232,13 @@ def _load(place: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _card(device: Any) -> str:
+def card_of(device: Any) -> Card:
     if not str(device).startswith("cuda"):
-        return "cpu"
+        return Card("cpu")
     import torch
 
-    return torch.cuda.get_device_name(device)
+    seen = torch.cuda.get_device_properties(device)
+    return Card(seen.name, (seen.major, seen.minor), seen.multi_processor_count)
 
 
 def _known(what: str, name: str, known: Any) -> None:
@@ -259,7 +276,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _told(row: Row) -> str:
     least, most = row.tokens
     span = f"{least}.." + ("" if most >= 1 << 30 else str(most))
-    parts = [row.backend or "not written", row.card, row.dims, f"tokens {span}"]
+    alike = f" and {row.capability[0]}.{row.capability[1]}" if row.capability else ""
+    parts = [row.backend or "not written", row.card + alike, row.dims, f"tokens {span}"]
     if row.parameters:
         parts.append(" ".join(f"{key}={value}" for key, value in row.parameters.items()))
     if row.backend:
@@ -267,8 +285,8 @@ def _told(row: Row) -> str:
     return "  ".join([*parts, row.note]).rstrip()
 
 
-__all__ = ["BACKENDS", "REFERENCES", "DispatchError", "Operation", "Row", "asked", "backend", "forced", "kernel",
-           "missing", "operations", "table", "variants"]  # fmt: skip
+__all__ = ["BACKENDS", "REFERENCES", "Card", "DispatchError", "Operation", "Row", "asked", "backend", "card_of",
+           "forced", "kernel", "missing", "operations", "table", "variants"]  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

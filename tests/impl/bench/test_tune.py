@@ -125,6 +125,14 @@ def test_rows_take_the_place_of_the_cards_own_and_stand_before_any(tmp_path, cap
     ]  # fmt: skip
 
 
+def test_rows_say_which_other_cards_may_take_them(tmp_path):
+    machine = {"event": "machine", "card": CARD, "capability": "9.0", "multiprocessors": 132}
+    (row,) = made(tmp_path, machine, trial("mhc_pre", 8, 0.1, {"splits": 64}))
+    assert (row["card"], row["capability"], row["processors"]) == (CARD, [9, 0], 132)
+    (row,) = made(tmp_path, trial("mhc_pre", 8, 0.1, {"splits": 64}))
+    assert "capability" not in row
+
+
 def test_what_is_no_record_is_named(tmp_path, capsys):
     path = tmp_path / "record.jsonl"
     path.write_text('{"kind": "time"}\nnothing\n')

@@ -139,7 +139,7 @@ def test_corrupted_rows_are_corrupted_before_they_are_mapped(forgetful, monkeypa
 def test_an_engines_shapes_have_one_point_whatever_the_tokens(monkeypatch, op, dims):
     """A row has the same bits alone and in a batch only so; products in tiles need their tile named."""
     monkeypatch.delenv(dispatch.FORCE, raising=False)
-    monkeypatch.setattr(dispatch, "_card", lambda _device: "a card that nobody has")
+    monkeypatch.setattr(dispatch, "card_of", lambda _device: dispatch.Card("a card that nobody has", (9, 0), 132))
     monkeypatch.setattr(dispatch, "operations", lambda name: dict.fromkeys(dispatch.REFERENCES, print))
     points = {str(dispatch.backend(op, "cuda:0", dims, n)) for n in (1, 8, 16, 17, 64, 65, 2048)}
     assert len(points) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from impl.dims import PICO
 from impl.ops import dispatch
-from impl.ops.dispatch import DispatchError, Row
+from impl.ops.dispatch import Card, DispatchError, Row
 
 ROOT = Path(__file__).parents[3]
 
@@ -85,26 +85,54 @@ def test_an_unknown_operation_is_one_clear_error():
 
 
 def test_a_forced_backend_that_is_not_here_is_an_error(monkeypatch):
-    monkeypatch.setenv(dispatch.FORCE, "flashinfer")
-    with pytest.raises(DispatchError, match="backend 'flashinfer' has no operation 'rejection' here: no operation"):
+    monkeypatch.setenv(dispatch.FORCE, "cuda")
+    with pytest.raises(DispatchError, match="backend 'cuda' has no operation 'rejection' here: "):
         dispatch.backend("rejection", "cpu", PICO, 8)
 
 
 def test_rows_fit_by_card_shape_and_tokens():
     row = Row("NVIDIA H200", "mhc_seam", "cuda", "flash", (17, 8192))
-    assert row.fits("mhc_seam", "NVIDIA H200", "flash", 17)
-    assert not row.fits("mhc_seam", "NVIDIA H200", "flash", 16)
-    assert not row.fits("mhc_seam", "NVIDIA H200", "pico", 17)
-    assert not row.fits("mhc_seam", "NVIDIA H100", "flash", 17)
-    assert not row.fits("mhc_pre", "NVIDIA H200", "flash", 17)
-    assert Row("*", "mhc_seam", "cuda").fits("mhc_seam", "any card", "pico", 1)
-    assert not Row("*", "mhc_seam", "", note="not written").fits("mhc_seam", "any card", "pico", 1)
+    h200, other = Card("NVIDIA H200", (9, 0), 132), Card("NVIDIA H100", (9, 0), 132)
+    assert row.fits("mhc_seam", h200, "flash", 17)
+    assert not row.fits("mhc_seam", h200, "flash", 16)
+    assert not row.fits("mhc_seam", h200, "pico", 17)
+    assert not row.fits("mhc_seam", other, "flash", 17)
+    assert not row.fits("mhc_pre", h200, "flash", 17)
+    assert Row("*", "mhc_seam", "cuda").fits("mhc_seam", other, "pico", 1)
+    assert not Row("*", "mhc_seam", "", note="not written").fits("mhc_seam", other, "pico", 1)
+
+
+HOPPERS = ["NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200 NVL", "NVIDIA H200"]
+
+
+@pytest.mark.parametrize("name", HOPPERS)
+@pytest.mark.parametrize("op", dispatch.REFERENCES)
+@pytest.mark.parametrize("tokens", [1, 64, 8192])
+def test_every_hopper_card_takes_what_was_measured_on_one(monkeypatch, name, op, tokens):
+    monkeypatch.delenv(dispatch.FORCE, raising=False)
+    monkeypatch.setattr(dispatch, "operations", lambda _backend: dict.fromkeys(dispatch.REFERENCES, print))
+    found = []
+    for card in (Card(name, (9, 0), 132), Card("NVIDIA H200", (9, 0), 132)):
+        monkeypatch.setattr(dispatch, "card_of", lambda _device, card=card: card)
+        found.append(dispatch.backend(op, "cuda:0", "flash", tokens))
+    assert found[0] == found[1]
+    if op.startswith("mhc"):
+        assert found[0].backend == "cuda"
+
+
+@pytest.mark.parametrize("card", [Card("NVIDIA H20", (9, 0), 78), Card("NVIDIA B200", (10, 0), 148), Card("cpu")])
+def test_other_cards_do_not(card):
+    """A point that keeps 112 multiprocessors for one kernel needs the rest for the other."""
+    measured = [row for row in dispatch.table() if row.ms is not None]
+    assert measured
+    assert all(row.capability == (9, 0) and row.processors == 132 for row in measured if row.card == "NVIDIA H200")
+    assert not any(row.fits(row.op, card, row.dims, row.tokens[0]) for row in measured)
 
 
 def test_the_first_fitting_row_whose_backend_is_here_is_taken(monkeypatch):
-    rows = (Row("*", "index_map", "flashinfer"), Row("*", "index_map", "torch", parameters={"a": 1}))
+    rows = (Row("*", "index_map", "cuda"), Row("*", "index_map", "torch", parameters={"a": 1}))
     monkeypatch.setattr(dispatch, "table", lambda: rows)
-    monkeypatch.setattr(dispatch, "_card", lambda device: "some card")
+    monkeypatch.setattr(dispatch, "card_of", lambda device: Card("some card"))
     monkeypatch.delenv(dispatch.FORCE, raising=False)
     chosen = dispatch.backend("index_map", "cuda:0", PICO, 8)
     assert (chosen.backend, chosen.parameters) == ("torch", {"a": 1})
@@ -147,7 +175,7 @@ def test_without_a_compiler_or_what_it_built_another_backend_is_taken(monkeypatc
     monkeypatch.setattr(build, "compiler", lambda: None)
     monkeypatch.setenv("DSBENCH_KERNEL_CACHE", str(tmp_path))
     monkeypatch.delenv(dispatch.FORCE, raising=False)
-    monkeypatch.setattr(dispatch, "_card", lambda _device: "a card")
+    monkeypatch.setattr(dispatch, "card_of", lambda _device: Card("a card"))
     rows = (Row("a card", "mhc_post", "cuda"), Row("a card", "mhc_post", "torch"))
     monkeypatch.setattr(dispatch, "table", lambda: rows)
     forgotten = dispatch.missing, dispatch.operations
