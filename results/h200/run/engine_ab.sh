@@ -12,10 +12,8 @@ run() { case "$ONLY" in *" $1 "*) ;; *) return;; esac; local name=$1 have; shift
 {
 run speed $AB --suite "$HERE/engine_speed.toml" --blocks "${3:-6}" \
   --arm off='speculative=none;args=--capture steps' --arm dspark='speculative=dspark;args=--capture steps'
-run toggles $AB --suite "$HERE/engine_toggles.toml" --blocks "${5:-3}" --gate "$HERE/engine_policy.toml" \
+run toggles $AB --suite "$HERE/engine_toggles.toml" --blocks "${5:-6}" --gate "$HERE/engine_policy.toml" \
   --arm off='speculative=dspark' --arm all="speculative=dspark;toggles=$ALL"
 run graphs $AB --suite "$HERE/engine_graphs.toml" --blocks "${4:-6}" --speculative dspark \
   --arm eager='args=--eager' --arm graphs=''
-run random $AB --suite "$HERE/engine_random.toml" --blocks "${3:-6}" \
-  --arm off='speculative=none;args=--capture steps' --arm dspark='speculative=dspark;args=--capture steps'
 } 2>&1 | tee "$OUT/engine_ab.log"
