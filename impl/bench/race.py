@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from impl.bench.backends import VLLM, Way, absent, ways
+from impl.bench.backends import Way, absent, ways
 from impl.bench.case import Case, pristine, restore
 from impl.bench.cases import shape
 from impl.bench.timing import measure, sets_for
@@ -95,11 +95,4 @@ def _broken() -> bool:
     return False
 
 
-def with_ratios(rows: Sequence[Event]) -> list[Event]:
-    """Rows with `vs_vllm`: vLLM's time for the same case and tokens over the row's own; None where vLLM has none."""
-    vllm = {(r["op"], r["form"], r["tokens"]): r["ms"] for r in rows if r["backend"] == VLLM and "ms" in r}
-    keyed = [(row, vllm.get((row["op"], row["form"], row["tokens"]))) for row in rows]
-    return [{**row, "vs_vllm": base / row["ms"] if base and "ms" in row else None} for row, base in keyed]
-
-
-__all__ = ["Poisoned", "compare", "label", "with_ratios"]
+__all__ = ["Poisoned", "compare", "label"]

@@ -5,11 +5,9 @@ A round verifies the drafts of one request once. Source: deepseek_v4_dspark.md s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from operator import mul
+from itertools import pairwise
 
 
 class AcceptanceError(ValueError):
@@ -85,26 +83,6 @@ class AcceptanceCounts:
             return None
         reached = (self.drafts, *self.accepted_per_position)
         return tuple(n / before if before else None for before, n in pairwise(reached))
-
-
-def length_from_rate(rate: float, k: int) -> float:
-    """Acceptance length where every round has k drafts: 1 + k rate."""
-    return 1 + k * rate
-
-
-def rate_from_length(length: float, k: int) -> float:
-    """Acceptance rate where every round has k drafts."""
-    return (length - 1) / k
-
-
-def length_from_survival(survival: Sequence[float]) -> float:
-    """Acceptance length 1 + sum a_k, for any mix of drafts a round."""
-    return 1 + math.fsum(survival)
-
-
-def survival_from_conditional(conditional: Sequence[float]) -> tuple[float, ...]:
-    """a_k, the product of c_0 to c_k."""
-    return tuple(accumulate(conditional, mul))
 
 
 def conditional_from_survival(survival: Sequence[float]) -> tuple[float, ...]:

@@ -114,13 +114,6 @@ def test_skipped_cells_are_left_out():
     assert [event["tokens"] for event in events if event["event"] == "row"] == [4]
 
 
-def test_ratios_are_vllms_time_over_a_rows_own():
-    rows = [
-        {"op": "a", "form": "fresh", "tokens": 8, "backend": name, "ms": ms} for name, ms in (("vllm", 3.0), ("x", 2.0))
-    ]
-    assert [row["vs_vllm"] for row in race.with_ratios(rows)] == [1.0, 1.5]
-
-
 def test_the_small_seam_in_place_is_caught():
     """The reference's small-token path races on purpose: the same comparison passes with one token more."""
     case = case_of("mhc_seam", "in place")
