@@ -47,7 +47,7 @@ def compare(
     if any(o.value is None for seen in (*baseline.values(), *candidate.values()) for o in seen):
         return this.row("inconclusive", notes=["unknown on this platform"])
     if metric.kind == "item":
-        items = compare_by_item(this, baseline, candidate)
+        items = compare_by_item(this, baseline, candidate, blocks)
         return _undecided(items) if few else items
     numbers = {number: float(_one(seen)) for number, seen in {**baseline, **candidate}.items()}
     a, b = ({number: numbers[number] for number in arm} for arm in (baseline, candidate))

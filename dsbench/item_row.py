@@ -9,18 +9,25 @@ from typing import Any
 
 from scipy.stats import norm
 
+from dsbench.boots_row import compare_boots
 from dsbench.comparison import Comparison
 from dsbench.decide import Better, decide, direction
 from dsbench.errors import InputError
 from dsbench.records import Observation, Value, Verdict, Word
 from dsbench.stats.items import MCNEMAR, Paired, compare_items
-from dsbench.stats.power import POWER, items_equivalent, smallest_effect, smallest_share
+from dsbench.stats.power import POWER, REPEAT_LEVEL, items_equivalent, smallest_effect, smallest_share
+
+BOOT_LUCK = "one boot in an arm: luck that all items of a boot share is not seen"
 
 
 def compare_by_item(
-    this: Comparison, baseline: Mapping[int, list[Observation]], candidate: Mapping[int, list[Observation]]
+    this: Comparison,
+    baseline: Mapping[int, list[Observation]],
+    candidate: Mapping[int, list[Observation]],
+    blocks: Mapping[int, int | None],
 ) -> Verdict:
-    """Items paired by name. With margin 0 any lost item is a regression; otherwise exact McNemar decides."""
+    """Items paired by name. With margin 0 any lost item is a regression; otherwise exact McNemar decides, and where
+    the boots of an arm are not one another's repeat, a test over boots (see boots_row)."""
     a, b = _by_item(baseline), _by_item(candidate)
     items = sorted(a.keys() & b.keys())
     if not items:
@@ -69,6 +76,9 @@ def compare_by_item(
         word: Word = "regressed" if lost else "improved" if changed else "equivalent"
         return this.row(word, **fields, test="equality", notes=notes)
     fires = paired.smallest_p <= this.plan.alpha
+    by_boot = compare_boots(this, baseline, candidate, blocks, notes)
+    if by_boot is not None:
+        return by_boot
     word = decide(
         paired.difference,
         margin=this.metric.margin,
@@ -81,6 +91,8 @@ def compare_by_item(
         notes.append(f"with so few items that changed, {paired.test} cannot go below p={paired.smallest_p:.2g}")
     if unstable_a:
         notes.append(f"the baseline's own boots differ on {_some(unstable_a)}: tested, not compared for equality")
+    if min(len(baseline), len(candidate)) == 1:
+        notes.append(BOOT_LUCK)
     bounded = math.isfinite(paired.interval.low)
     return this.row(
         word,
@@ -92,16 +104,18 @@ def compare_by_item(
         interval_of="difference",
         confidence=paired.interval.attained if bounded else None,
         notes=notes,
-        **(_power(this, paired) if word != "equivalent" else {}),
+        **(_power(this, paired, max(len(baseline), len(candidate))) if word != "equivalent" else {}),
     )
 
 
-def _power(this: Comparison, paired: Paired) -> dict[str, Any]:
+def _power(this: Comparison, paired: Paired, boots: int) -> dict[str, Any]:
     """Smallest change of the share that these items show, and the items needed, at the share that flipped here."""
     margin, alpha = this.metric.margin, this.plan.alpha
     if paired.test != MCNEMAR:
         if not paired.spread:
             return {}
+        # Boots that repeat are now and then taken for ones that do not, which costs power.
+        power = POWER / (1 - REPEAT_LEVEL) if boots > 1 else POWER
         needs = this.needs_of_blocks(paired.spread, margin, 0.0, abs(paired.difference))
         if margin:
             # The interval is at least that of as many items as there are clusters.
@@ -109,7 +123,7 @@ def _power(this: Comparison, paired: Paired) -> dict[str, Any]:
             found = needs["blocks_needed"]
             needs["blocks_needed"] = max(found, least) if found and least else None
         return {
-            "smallest_effect": smallest_effect(paired.spread, paired.clusters, alpha, margin),
+            "smallest_effect": smallest_effect(paired.spread, paired.clusters, alpha, margin, power),
             **needs,
             "needed_unit": "clusters" if paired.clusters < paired.items else "items",
         }

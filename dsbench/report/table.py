@@ -196,7 +196,8 @@ def how(row: Verdict) -> str:
         n = f"{row.blocks} pairs" if row.blocks else f"{row.n_baseline}+{row.n_candidate} boots"
         parts = [_short(row.test), f"n={n}"]
     else:
-        parts = [*([_short(row.test)] if row.test else []), f"{row.n_baseline} items"]
+        pairs = [f"n={row.blocks} pairs"] if row.blocks else []
+        parts = [*([_short(row.test)] if row.test else []), *pairs, f"{row.n_baseline} items"]
     if row.p is not None:
         parts.append(f"p={row.p:.2g}")
     return f"({', '.join(parts)})"

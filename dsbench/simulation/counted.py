@@ -31,7 +31,14 @@ from dsbench.simulation.tally import Outcome
 from dsbench.stats.holm import holm
 from dsbench.stats.items import mcnemar_p
 from dsbench.stats.law import EXPECTED_AT_LEAST, Context, LawTest, compare_law, together
-from dsbench.stats.power import smallest_effect, smallest_effect_unblocked, smallest_law, smallest_share
+from dsbench.stats.power import (
+    POWER,
+    REPEAT_LEVEL,
+    smallest_effect,
+    smallest_effect_unblocked,
+    smallest_law,
+    smallest_share,
+)
 from dsbench.stats.samples import blocks_to_fire
 
 LAYOUT_BYTES = 63_586_506_240
@@ -168,19 +175,21 @@ class Items:
             found: float | None = 0.0
             for _ in range(4):  # the loss itself makes the clusters differ more
                 sd = _cluster_sd(self.questions, self.boots, round(flips, 3), round(found or 0.0, 3))
-                found = smallest_effect(sd, self.questions.clusters, ALPHA, self.margin)
+                seen_by = POWER / (1 - REPEAT_LEVEL)
+                found = smallest_effect(sd, self.questions.clusters, ALPHA, self.margin, seen_by)
         else:
             found = smallest_share(self.questions.items, flips, ALPHA, self.boots, self.margin)
         assert found is not None
         return found
 
     def claim(self) -> float | None:
-        return self.claimed(float(np.mean(self.questions.flips)))
+        """None where boots have luck of their own, of which the items say nothing."""
+        return None if self.questions.boot else self.claimed(float(np.mean(self.questions.flips)))
 
     def run(self, rng: Rng, n: int, planted: bool) -> list[Outcome]:
         plan, outcomes = two_arms(self.metric, self.boots), []
         for flips in noise.draw_between(rng, self.questions.flips, n):
-            loss = self.claimed(float(flips)) * planted
+            loss = self.claimed(float(flips)) if planted else 0.0
             a, b = _answers(rng, self.questions, float(flips), self.boots, loss)
             row = row_of(plan, _two(self.metric, a, b, noise.cluster_of(self.questions) if self._clustered else None))
             outcomes.append(

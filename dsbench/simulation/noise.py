@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import expit, logit, ndtri
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -86,6 +86,8 @@ class ItemNoise:
     correlation: float
     """Of the luck of two items of one cluster, in one boot."""
     source: str
+    boot: float = 0.0
+    """Standard deviation between boots of the luck that all items of a boot share, in logits."""
 
 
 GSM8K = ItemNoise(1319, 0.95, (0.02, 0.06), 1319, 0.0, "section 6.1: p = 0.952 of 1319 items, 2-6 % flip")
@@ -93,6 +95,15 @@ TOOLCALL = ItemNoise(
     135, 0.86, (0.08, 0.16), 15, 0.3,
     "section 6.3: 135 cases of 15 scenarios, 82/87/89 % seen on one build; flips and clustering assumed",
 )  # fmt: skip
+
+RECALL = {
+    luck: ItemNoise(200, 0.9, (0.08, 0.12), 200, 0.0, source, luck)
+    for luck, source in (
+        (0.3, "assumed: 200 needles, and luck of a boot that two boots do not show"),
+        (2.3, "section 2: a recall test read 22-23, 6-9 and 23-24 of 24 in three boots, which is 2.3 logits"),
+    )
+}
+"""By the luck of a boot."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +245,10 @@ def cluster_of(noise: ItemNoise) -> Ints:
 
 def answers(rng: Rng, noise: ItemNoise, chances: Floats, boots: int) -> Ints:
     """[boots, items] 1 for right and 0 for wrong: every item is right as often as its chance says, and the items of
-    one cluster share a part of their luck in each boot."""
+    one cluster share a part of their luck in each boot, and all items what the boot has."""
+    if noise.boot:
+        with np.errstate(divide="ignore"):
+            chances = expit(logit(chances) + noise.boot * rng.standard_normal((boots, 1)))
     if not noise.correlation:
         return (rng.random((boots, noise.items)) < chances).astype(np.int64)
     shared = rng.standard_normal((boots, noise.clusters))[:, cluster_of(noise)]

@@ -194,7 +194,8 @@ def noise_cells() -> list[list[str]]:
         boot = f"sd {low:g} {spread.unit} of {spread.mean:g}" if spread.absolute else f"{low:.1%} to {high:.1%}"
         inside = f", {spread.runs} runs of {spread.requests} requests, {spread.request:.0%} between them"
         cells.append([name, f"between boots {boot}{inside if spread.requests > 1 else ''}", spread.source])
-    for name, questions in (("gsm8k", noise.GSM8K), ("toolcall", noise.TOOLCALL)):
+    of_boots = ((f"coherence, boots with luck of {luck}", recall) for luck, recall in noise.RECALL.items())
+    for name, questions in (("gsm8k", noise.GSM8K), ("toolcall", noise.TOOLCALL), *of_boots):
         values = f"{questions.items:,} items, {questions.share:.0%} right, {questions.flips[0]:.0%} to "
         values += (
             f"{questions.flips[1]:.0%} flip, {questions.clusters:,} clusters, correlation {questions.correlation:g}"

@@ -22,6 +22,8 @@ from dsbench.stats.assignments import assignments
 from dsbench.stats.samples import SEED, blocks_to_fire
 
 POWER = 0.80
+REPEAT_LEVEL = 0.05
+"""Chance that items of several boots are judged by boots though the boots repeat (see boots_row)."""
 SIMULATED_UP_TO = 10
 """Blocks up to which the exact test's power is simulated."""
 UNBLOCKED_UP_TO = 24
@@ -36,26 +38,26 @@ Floats = NDArray[np.float64]
 # --- blocks: sign-flip test, also over clusters ----------------------------------------------------------------------
 
 
-def visible(blocks: int, alpha: float, margin: float = 0.0) -> float | None:
-    """Smallest mean difference seen with 80 % power, in standard deviations of the differences, as is `margin`.
+def visible(blocks: int, alpha: float, margin: float = 0.0, power: float = POWER) -> float | None:
+    """Smallest mean difference seen with this power, in standard deviations of the differences, as is `margin`.
 
     None if the test cannot reach p <= alpha with so few blocks.
     """
     if blocks < blocks_to_fire(alpha):
         return None
     if not margin:
-        return _visible_without_margin(blocks, alpha)
+        return _visible_without_margin(blocks, alpha, power)
     if blocks > SIMULATED_UP_TO:
-        return _visible_by_t(1 / math.sqrt(blocks), blocks - 1, alpha, margin)
+        return _visible_by_t(1 / math.sqrt(blocks), blocks - 1, alpha, margin, power)
     to_reject, means = _shifts_needed(blocks, alpha)
-    return float(np.quantile(np.maximum(to_reject, margin - means), POWER))
+    return float(np.quantile(np.maximum(to_reject, margin - means), power))
 
 
 @cache
-def _visible_without_margin(blocks: int, alpha: float) -> float:
+def _visible_without_margin(blocks: int, alpha: float, power: float) -> float:
     if blocks > SIMULATED_UP_TO:
-        return _visible_by_t(1 / math.sqrt(blocks), blocks - 1, alpha, 0.0)
-    return float(np.quantile(_shifts_needed(blocks, alpha)[0], POWER))
+        return _visible_by_t(1 / math.sqrt(blocks), blocks - 1, alpha, 0.0, power)
+    return float(np.quantile(_shifts_needed(blocks, alpha)[0], power))
 
 
 @cache
@@ -69,11 +71,11 @@ def _shifts_needed(blocks: int, alpha: float) -> tuple[Floats, Floats]:
     return -np.partition(means, rank - 1, axis=1)[:, rank - 1], noise.mean(axis=1)
 
 
-def smallest_effect(sd: float, blocks: int, alpha: float, margin: float = 0.0) -> float | None:
-    """Smallest mean difference seen with 80 % power, in the unit of `sd` and `margin`; None if no effect could be."""
+def smallest_effect(sd: float, blocks: int, alpha: float, margin: float = 0.0, power: float = POWER) -> float | None:
+    """Smallest mean difference seen with this power, in the unit of `sd` and `margin`; None if no effect could be."""
     if sd <= 0:
         return margin if blocks >= blocks_to_fire(alpha) else None
-    in_sd = visible(blocks, alpha, margin / sd)
+    in_sd = visible(blocks, alpha, margin / sd, power)
     return None if in_sd is None else in_sd * sd
 
 
@@ -180,14 +182,15 @@ def smallest_share(items: int, flips: float, alpha: float, boots: int = 1, margi
     One boot an arm is exact McNemar, and `flips` the share of items that differ between the arms: a larger difference
     makes as many differ as it is large, all of them one way. None if even losing every item would not be seen. With
     more boots the items' mean scores are compared, and `flips` is the share that differs between two boots of one arm:
-    the difference itself comes on top.
+    the difference itself comes on top, and so does the chance that boots are taken for no repeats of one another.
     """
     if not 0 < flips <= 1:
         raise ValueError(f"flips must be a share above 0 and at most 1, got {flips}")
     if boots > 1:
         seen = 0.0
         for _ in range(20):
-            seen = _visible_by_t(math.sqrt((flips + seen) / boots / items), items - 1, alpha, margin)
+            error = math.sqrt((flips + seen) / boots / items)
+            seen = _visible_by_t(error, items - 1, alpha, margin, POWER / (1 - REPEAT_LEVEL))
         return seen
 
     def beyond(difference: float) -> float:
@@ -334,9 +337,9 @@ def smallest_law(degrees: int, n: int, alpha: float) -> float:
 # --- shared ----------------------------------------------------------------------------------------------------------
 
 
-def _visible_by_t(standard_error: float, degrees: int, alpha: float, margin: float) -> float:
+def _visible_by_t(standard_error: float, degrees: int, alpha: float, margin: float, power: float = POWER) -> float:
     """By the t test, with the margin: both must be passed, so the harder one decides."""
-    spare = float(student.isf(1 - POWER, degrees))
+    spare = float(student.isf(1 - power, degrees))
     return max(float(student.isf(alpha / 2, degrees)) * standard_error, margin) + spare * standard_error
 
 
