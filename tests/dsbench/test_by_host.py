@@ -68,8 +68,9 @@ def test_an_effect_that_differs_by_host_is_told_and_not_claimed(judged):
     found = row(judged(tps((0.4, 0.1))), TPS)
     assert (found.by_host.differs, found.word) == (True, "inconclusive")
     (note,) = [note for note in found.notes if note.startswith("the effect differs by host")]
-    assert "host1 +4" in note
-    assert "host2 +1" in note
+    assert found.by_host.effects == pytest.approx({"host1": 0.4, "host2": 0.1}, abs=0.02)
+    for host, effect in found.by_host.effects.items():
+        assert f"{host} +{100 * effect:.1f} %" in note
     assert f"p={found.by_host.p:.2g}" in note
 
 
@@ -178,7 +179,7 @@ def test_the_levels_of_hosts_are_told_beside_the_effects(judged):
     from dsbench.by_host import told
 
     first, second = told(found).split(", ")
-    assert first.startswith("host1 +2")
+    assert first.startswith(f"host1 +{100 * found.by_host.effects['host1']:.1f} %")
     assert first.endswith(f" of {found.by_host.levels['host1']:,.4g} tok/s")
     assert second.endswith(f" of {found.by_host.levels['host2']:,.4g} tok/s")
 

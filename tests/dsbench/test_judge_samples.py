@@ -159,7 +159,7 @@ def test_less_than_the_claim_is_improved_with_a_warning(verdict_of):
 def test_boots_are_counted_for_the_claimed_effect(verdict_of):
     """An exact metric that turned into a sample has no margin: the claim is what has to be seen."""
     rng = np.random.default_rng(3)
-    noise = {n: float(rng.normal(0, 40_000)) for n in range(1, 40)}
+    noise = {n: float(rng.normal(0, 80_000)) for n in range(1, 40)}
     verdict = verdict_of(on(PRIMARY, "baseline", lambda boot: 1_000_000 + noise[boot.number]), blocks=6)
     primary = row(verdict, PRIMARY)
     assert (primary.word, primary.needed_unit) == ("inconclusive", "blocks")
