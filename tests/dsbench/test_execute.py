@@ -162,10 +162,9 @@ def test_wrong_output_is_regressed(run, served, fault):
     assert judge(plan, records).word == "regressed"
 
 
-@pytest.mark.parametrize(("arm", "word"), [("mhc_input_reuse", "regressed"), ("baseline", "improved")])
+@pytest.mark.parametrize(("arm", "word"), [("mhc_input_reuse", "regressed"), ("baseline", "inconclusive")])
 def test_nondeterminism(run, served, arm, word):
-    """In the candidate it is the finding. In the baseline tokens cannot be compared for equality; a saving far beyond
-    what its bytes differ by is still one."""
+    """In the candidate it is the finding. In the baseline neither tokens nor bytes can be compared for equality."""
     _, plan, records = run(f"nondeterministic@{arm}", suite=served, blocks=2)
     verdict = judge(plan, records)
     assert verdict.word == word
