@@ -18,13 +18,18 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 MODULES = {"cuda": "impl.ops.cuda.mhc", "triton": "impl.ops.triton.mhc", "vllm": "impl.ops.mhc_vllm"}
 CHECKED = (1, 7, 8, 16, 17, 32, 33, 128, 1000, 8192)
 SMALL, LARGE = (1, 6, 16, 32, 64), 8192
+BETWEEN = (24, 36, 48, 96, 128, 256, 512, 1024, 2048)
+"""Where one way of cutting the work gives way to another; after all else, and by fewer replays."""
+REPLAYS, REPLAYS_BETWEEN = 25, 7
+MOST_FEW, LEAST_MANY = 256, 24
+"""Tokens up to which points for few are timed, and from which those for many are."""
 SEEDS = 4
 """Inputs of the in-place comparison at every number of tokens."""
 CASE_SECONDS, VLLM_SECONDS, START_SECONDS, COMPILERS = 12, 60, 60, 10
@@ -48,21 +53,39 @@ def cases(backend: str, seeds: int) -> Iterator[Case]:
                 yield {"kind": "parity", **default, "tokens": [6, 64, 1024, 8192]}
         else:
             yield {"kind": "check", **default, "tokens": list(CHECKED), "seeds": seeds}
-        for n in (LARGE, *SMALL):
-            for reuse in (False, True) if op == "mhc_seam" else (False,):
-                yield {"kind": "time", **default, "tokens": n, "reuse": reuse}
+        yield from _times(default, (LARGE, *SMALL))
         if backend == "vllm":
             continue
         for variant in variants:
             point = {**default, "variant": dict(variant)}
-            few = variant.get("span", 1024) <= 128 or "splits" in variant
+            few = for_few(variant)
             table = "groups" in variant  # what the tuning table names for many tokens is held to what the defaults are
             checked = list(CHECKED) if table else [1, 6, 17, 33] if few else [33, 1000, LARGE]
             yield {"kind": "check", **point, "tokens": checked, "seeds": seeds if table else 1}
-            sizes = SMALL if few else (LARGE, 64) if backend == "cuda" else (LARGE,)
-            for n in sizes:
-                for reuse in (True,) if op == "mhc_seam" else (False,):
-                    yield {"kind": "time", **point, "tokens": n, "reuse": reuse}
+            yield from _times(point, SMALL if few else (LARGE, 64) if backend == "cuda" else (LARGE,))
+    for op, variants in operations.items():
+        yield from _times({"backend": backend, "op": op, "variant": {}}, BETWEEN)
+        for variant in variants if backend == "cuda" else ():  # the backend that is chosen for these shapes
+            sizes = [n for n in BETWEEN if (n <= MOST_FEW if for_few(variant) else n >= LEAST_MANY)]
+            yield from _times({"backend": backend, "op": op, "variant": dict(variant)}, sizes)
+
+
+def for_few(variant: Mapping[str, Any]) -> bool:
+    """Whether a point cuts the work for a handful of tokens."""
+    return "splits" in variant or variant.get("span", 1024) <= 128
+
+
+def _times(point: Case, sizes: Sequence[int]) -> Iterator[Case]:
+    """In fresh memory, and the seam in place as well: a point is judged by both."""
+    for n in sizes:
+        for reuse in (False, True) if point["op"] == "mhc_seam" else (False,):
+            replays = REPLAYS_BETWEEN if n in BETWEEN else REPLAYS
+            yield {"kind": "time", **point, "tokens": n, "reuse": reuse, "replays": replays}
+
+
+def rank(case: Case) -> int:
+    """Defaults of all backends first, then their points, then the sizes between: what time may cut off comes last."""
+    return 2 if case["tokens"] in BETWEEN else bool(case["variant"])
 
 
 def run_case(case: Case) -> Case:
@@ -84,7 +107,7 @@ def run_case(case: Case) -> Case:
         return _checks(case, function)
     if case["backend"] == "vllm":
         return _timed_vllm(case, function)
-    return mhc_cases.timed(case["op"], function, case["variant"], case["tokens"], case["reuse"])
+    return mhc_cases.timed(case["op"], function, case["variant"], case["tokens"], case["reuse"], case["replays"])
 
 
 def _checks(case: Case, function: Callable[..., Any]) -> Case:
@@ -139,7 +162,7 @@ def _timed_vllm(case: Case, function: Callable[..., Any]) -> Case:
             calls.append(partial(function, a.residual, seam))
         else:
             calls.append(partial(function, *a.all(), *last, **targets))
-    return {**m.timed_calls(calls), "moved": m.MOVED[case["op"]] * case["tokens"] * m.HIDDEN * 2}
+    return {**m.timed_calls(calls, case["replays"]), "moved": m.MOVED[case["op"]] * case["tokens"] * m.HIDDEN * 2}
 
 
 def serve() -> int:
@@ -247,7 +270,7 @@ def main(arguments: list[str]) -> int:
         backends = [name for name in options.backends.split(",") if name != "vllm" or _importable("vllm")]
         todo = [case for name in backends for case in cases(name, options.seeds)]
         todo = [case for case in todo if all(word in json.dumps(case) for word in options.only.split(","))]
-        todo.sort(key=lambda case: bool(case["variant"]))  # defaults of all backends first
+        todo.sort(key=rank)
         compiled: Case = {"kind": "compiled"}
         triton = [case for case in todo if case["backend"] == "triton"]
         compiling = threading.Thread(target=lambda: compiled.update(errors=compile_all(triton)))

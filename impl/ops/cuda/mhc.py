@@ -50,8 +50,9 @@ def seam(
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
     tuning: `splits` of the columns for few tokens; `groups` of 16 multiprocessors that make streams for many, while the
-    others finish rows, with `early` (2: fn is read while the kernel in front still ends, which must not write it) and
-    `hints` to the cache; or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
+    others finish rows, with `early` (2: fn is read while the kernel in front still ends, which must not write it),
+    `hints` to the cache, `unit` (8 or 4: tokens of a block that finishes rows) and `fn` (1: fn is read in front of the
+    first tiles); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -108,7 +109,7 @@ def _launch(
     mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
     if "groups" in tuning:
-        name, cut = "mhc_many", {"groups": 7, "early": 0, "hints": 0}
+        name, cut = "mhc_many", {"groups": 7, "early": 0, "hints": 0, "unit": 8, "fn": 0}
     elif "splits" in tuning or (not tuning and residual.shape[0] <= FEW):
         name, cut = "mhc_few", {"splits": SPLITS}
     else:
@@ -232,7 +233,9 @@ _SEAM: list[dict[str, Any]] = [
 ]
 _MANY: list[dict[str, Any]] = [
     {"groups": 7}, {"groups": 7, "early": 2}, {"groups": 7, "hints": 1}, {"groups": 7, "early": 2, "hints": 1},
-    {"groups": 7, "early": 1}, {"groups": 6}, {"groups": 6, "early": 2, "hints": 1},
+    {"groups": 7, "early": 1}, {"groups": 6}, {"groups": 6, "early": 2, "hints": 1}, {"groups": 7, "unit": 4},
+    {"groups": 7, "fn": 1}, {"groups": 7, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "hints": 1, "unit": 4},
+    {"groups": 7, "early": 2, "hints": 1, "unit": 4, "fn": 1},
 ]  # fmt: skip
 _HEAD: list[dict[str, Any]] = [*_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2}]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]

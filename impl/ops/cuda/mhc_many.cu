@@ -19,9 +19,11 @@ constexpr int ROWS = (STREAMS + 1) * TILE;     // of a tile: four streams, then 
 constexpr int TEAMS = 3, THREADS = TEAMS * TEAM;
 
 // HINTS: old streams and y, and in the second kernel new streams, are given up by the cache first once they have been read.
-template <Mode M, bool HINTS_>
+// FN_FIRST: fn is read, more of it at once, before the first tiles are asked for, which else take the bandwidth in front of it.
+template <Mode M, bool HINTS_, bool FN_FIRST_>
 struct Sliced {
     static constexpr Mode MODE = M;
+    static constexpr bool FN_FIRST = FN_FIRST_;
     static constexpr bool LAST = HINTS_, HINTS = HINTS_ && M == SEAM;  // PRE's streams are read again by the second kernel
     static constexpr int OUTPUTS = outputs(M), GROUPS = COLUMNS / 32, WARPS = THREADS / 32, CHAINS = 1;
 };
@@ -229,14 +231,14 @@ __global__ void __launch_bounds__(THREADS, 1) slices_kernel(const Args a, float*
     Maker<CUT> maker(a, s, sums, finished);
     if (!early) {
         launch_dependents();
-        maker.ask_first();
+        if (!CUT::FN_FIRST) maker.ask_first();
     }
-    keep_fn<CUT>(s, a.fn, maker.turns.slice * COLUMNS);
+    keep_fn<CUT, CUT::FN_FIRST ? 8 : 4>(s, a.fn, maker.turns.slice * COLUMNS);
     if (early) {
         wait_for_prerequisites();  // counts are cleared, and whatever wrote the inputs has ended
         launch_dependents();       // blocks of the second kernel may look at the counts from here on
-        maker.ask_first();
     }
+    if (early || CUT::FN_FIRST) maker.ask_first();
     __syncthreads();
     maker.run();
 }
@@ -247,12 +249,13 @@ __global__ void clear_kernel(int* finished, int tiles) {
     for (int i = threadIdx.x; i < tiles; i += THREADS) finished[i] = 0;
 }
 
-template <class CUT>
+template <class CUT, int UNIT>
 cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream_t stream) {
     static int known[DEVICES] = {};
     auto kernel = slices_kernel<CUT>;
-    auto rows = rows_kernel<CUT::MODE, CUT::LAST>;
-    static_assert(sizeof(SlicedShared<CUT>) <= 232448 && sizeof(RowsShared) <= 232448, "shared memory of an SM");
+    auto rows = rows_kernel<CUT::MODE, CUT::LAST, UNIT>;
+    constexpr size_t ROWS_BYTES = sizeof(RowsShared<UNIT>);
+    static_assert(sizeof(SlicedShared<CUT>) <= 232448 && ROWS_BYTES <= 232448, "shared memory of an SM");
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess && device >= DEVICES) error = cudaErrorInvalidDevice;
@@ -260,7 +263,7 @@ cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream
     int& processors = known[device];
     if (processors == 0) {
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(SlicedShared<CUT>));
-        if (error == cudaSuccess) error = cudaFuncSetAttribute(rows, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(RowsShared));
+        if (error == cudaSuccess) error = cudaFuncSetAttribute(rows, cudaFuncAttributeMaxDynamicSharedMemorySize, ROWS_BYTES);
         if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
         if (error != cudaSuccess) return error;
     }
@@ -290,22 +293,32 @@ cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream
     if (error != cudaSuccess) return error;
     config.gridDim = dim3((a.tokens + UNIT - 1) / UNIT);
     config.blockDim = dim3(MIXERS);
-    config.dynamicSmemBytes = sizeof(RowsShared);
+    config.dynamicSmemBytes = ROWS_BYTES;
     config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, rows, a, (const float*)sums, (const int*)finished, early > 1);
 }
 
+template <Mode M, bool HINTS>
+cudaError_t launch_by(const Args& a, int groups, int early, int unit, int fn, float* sums, cudaStream_t stream) {
+    if (fn && unit == 4) return launch<Sliced<M, HINTS, true>, 4>(a, groups, early, sums, stream);
+    if (fn) return launch<Sliced<M, HINTS, true>, 8>(a, groups, early, sums, stream);
+    if (unit == 4) return launch<Sliced<M, HINTS, false>, 4>(a, groups, early, sums, stream);
+    return launch<Sliced<M, HINTS, false>, 8>(a, groups, early, sums, stream);
+}
+
 // groups: blocks of a slice, which go through the tiles side by side; 16 times as many multiprocessors are the first
 // kernel's. early: the first kernel begins with fn while the counts are being cleared (1), or while the kernel in front
-// ends (2: fn must not be written by anything that has not ended). hints: 0 or 1. sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16
+// ends (2: fn must not be written by anything that has not ended). hints: 0 or 1.
+// unit: tokens that a block of the second kernel finishes, 8 or 4. fn: 1 reads fn in front of the first tiles. sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16
 // tokens. Returns a cudaError_t; -1 for what was not compiled.
-extern "C" int mhc_many_launch(int mode, int groups, int early, int hints, const Args* a, float* sums, void* stream) {
+extern "C" int mhc_many_launch(int mode, int groups, int early, int hints, int unit, int fn, const Args* a, float* sums, void* stream) {
     cudaStream_t on = (cudaStream_t)stream;
     if (groups < 1 || early < 0 || early > 2 || hints < 0 || hints > 1) return -1;
-    if (mode == SEAM && hints) return launch<Sliced<SEAM, true>>(*a, groups, early, sums, on);
-    if (mode == SEAM) return launch<Sliced<SEAM, false>>(*a, groups, early, sums, on);
-    if (mode == PRE && hints) return launch<Sliced<PRE, true>>(*a, groups, early, sums, on);
-    if (mode == PRE) return launch<Sliced<PRE, false>>(*a, groups, early, sums, on);
+    if ((unit != 4 && unit != 8) || fn < 0 || fn > 1) return -1;
+    if (mode == SEAM && hints) return launch_by<SEAM, true>(*a, groups, early, unit, fn, sums, on);
+    if (mode == SEAM) return launch_by<SEAM, false>(*a, groups, early, unit, fn, sums, on);
+    if (mode == PRE && hints) return launch_by<PRE, true>(*a, groups, early, unit, fn, sums, on);
+    if (mode == PRE) return launch_by<PRE, false>(*a, groups, early, unit, fn, sums, on);
     return -1;
 }
 

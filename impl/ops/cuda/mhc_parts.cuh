@@ -73,11 +73,12 @@ __device__ __forceinline__ uint32_t new_pair(float post, const float (&c)[4], ui
 }
 
 // fn's columns of this block in the order in which lanes need them: lane (n, t) of an 8x32 patch holds row n,
-// columns 8t..8t+7, which serve two k-steps. Any order of k will do so long as the streams use the same one.
-template <class CUT, class SHARED>
+// columns 8t..8t+7, which serve two k-steps. Any order of k will do so long as the streams use the same one. AT_ONCE: how
+// many of its pieces a thread asks for before it waits for one.
+template <class CUT, int AT_ONCE = 4, class SHARED>
 __device__ void keep_fn(SHARED& s, const float* fn, int first_column) {
     constexpr int N = CUT::OUTPUTS / 8, THREADS = CUT::CHAINS * CUT::WARPS * 32;
-#pragma unroll 4
+#pragma unroll AT_ONCE
     for (int i = threadIdx.x; i < CUT::GROUPS * STREAMS * N * 32; i += THREADS) {
         const int lane = i & 31, patch = i >> 5;
         const int row = (patch % N) * 8 + (lane >> 2), stream = patch / N % STREAMS, group = patch / N / STREAMS;

@@ -201,6 +201,24 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
     assert all(torch.equal(x[18:19], y) for x, y in zip(batch, alone, strict=True))
 
 
+@pytest.mark.parametrize("op", ["mhc_seam", "mhc_pre"])
+@pytest.mark.parametrize("more", [{"unit": 4}, {"fn": 1}, {"unit": 4, "fn": 1, "early": 2, "hints": 1}])
+def test_how_the_work_is_cut_leaves_the_bits_alone(emulated, op, more):
+    a = acts(16 * 3 + 5)
+    plain = mhc_cases.call(op, kernels.OPERATIONS[op], a, {"groups": 1})
+    cut = mhc_cases.call(op, kernels.OPERATIONS[op], a, {"groups": 1, **more})
+    assert all(torch.equal(x, y) for x, y in zip(plain, cut, strict=True))
+    if op == "mhc_seam":
+        placed = mhc_cases.call(op, kernels.seam, a.copy(), {"groups": 1, **more}, reuse=True)
+        assert all(torch.equal(x, y) for x, y in zip(plain, placed, strict=True))
+
+
+@pytest.mark.parametrize("more", [{"unit": 16}, {"unit": 0}, {"fn": 2}, {"fn": -1}])
+def test_another_cut_of_the_rows_is_named(emulated, more):
+    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, hints 0, unit"):
+        kernels.seam(*acts(1).all(), mhc_cases.weights()[0], groups=1, **more)
+
+
 def test_what_was_not_compiled_is_named(emulated):
     with pytest.raises(RuntimeError, match=r"mhc\.cu: no kernel of cluster 4, warps 8"):
         kernels.seam(*acts(1).all(), mhc_cases.weights()[0], cluster=4)
