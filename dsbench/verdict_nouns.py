@@ -30,7 +30,7 @@ class Verdict(_Noun):
     """None at the server, or where all ranks read the same."""
     role: Literal["primary", "guard", "drift control", "shown"]
     kind: Kind
-    """As judged: an exact metric that varies in the baseline is judged as a sample."""
+    """As judged: an exact metric that varies in the baseline is judged as a sample, unless the arms lie far apart."""
     word: Word
     baseline: float | None = None
     candidate: float | None = None

@@ -81,6 +81,8 @@ def test_what_open_means(held, setting, again, word, code):
     rules = [{"metric": "decode.tps.c1", "inconclusive": setting}]
     outcome = held(rules, moved("decode.tps.c1", 0.0, spread=0.2), again=again)
     assert (outcome.word, outcome.exit_code) == (word, code)
+    mend = check(outcome, "decode.tps.c1").mend
+    assert ("blocks would call equal arms equivalent: add --blocks" in mend) == (word == "failed")
 
 
 @pytest.mark.parametrize(
