@@ -79,7 +79,7 @@ def test_open_guards_pass_unless_they_must_be_resolved(held):
 )
 def test_what_open_means(held, setting, again, word, code):
     rules = [{"metric": "decode.tps.c1", "inconclusive": setting}]
-    outcome = held(rules, moved("decode.tps.c1", 0.0, spread=0.2), again=again)
+    outcome = held(rules, moved("decode.tps.c1", 0.0, spread=0.2), blocks=4, again=again)
     assert (outcome.word, outcome.exit_code) == (word, code)
     mend = check(outcome, "decode.tps.c1").mend
     assert ("blocks would call equal arms equivalent: add --blocks" in mend) == (word == "failed")
