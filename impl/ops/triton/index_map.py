@@ -22,7 +22,7 @@ STRAY = tl.constexpr(2**31 - 1)
 """Greater than any entry: what stands for one that is not where a dense row has it."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["lens", "requests", "valid"])
 def _map_kernel(  # type: ignore[no-untyped-def]
     local, out, lens, table, requests, valid, width, local_stride, out_stride, table_stride, n_blocks,
     PER_PAGE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, IN_PLACE: tl.constexpr, HAS_VALID: tl.constexpr,
@@ -64,7 +64,7 @@ def _map_kernel(  # type: ignore[no-untyped-def]
     tl.store(lens + row, count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_decode"], do_not_specialize_on_alignment=["visible", "requests", "lens"])
 def _metadata_kernel(  # type: ignore[no-untyped-def]
     visible, table, requests, decode, prefill, lens, n_decode, width, decode_stride, prefill_stride, table_stride,
     n_blocks, PER_PAGE: tl.constexpr, BLOCK: tl.constexpr,

@@ -27,6 +27,8 @@ TAG_ACCEPT = tl.constexpr(2)
 TAG_VERIFY = tl.constexpr(0)
 SETTLED, PLAIN, RESIDUAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """How the last token is had: the row's greatest, drawn from p, drawn from max(p - q, 0)."""
+VECTORS = ["temperature", "seeds", "positions", "n_drafted", "mapping"]
+"""Read a number a request, wherever they begin: another batch must not ask for another compilation."""
 
 
 @triton.jit
@@ -59,7 +61,7 @@ def _slot(mapping, request, n_mapped, n_slots, HAS_MAP: tl.constexpr):  # type: 
     return request
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_mapped", "n_slots"], do_not_specialize_on_alignment=VECTORS)
 def _stats_kernel(  # type: ignore[no-untyped-def]
     target, draft, mapping, temperature, n_drafted, best, best_id, sums, draft_best, draft_sums, width,
     target_stride, target_row, draft_stride, draft_row, n_blocks, n_mapped, n_slots,
@@ -106,7 +108,7 @@ def _log_sums(tops, sums):  # type: ignore[no-untyped-def]
     return top + tl.log(tl.sum(sums * tl.exp(tops - top[:, None]), 1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_mapped", "n_slots"], do_not_specialize_on_alignment=VECTORS)
 def _verdict_kernel(  # type: ignore[no-untyped-def]
     target, drafts, draft, mapping, temperature, seeds, positions, n_drafted, rates, best, best_id, sums, draft_best,
     draft_sums, n_accepted, how, greatest, log_sums, width, target_stride, target_row, drafts_stride, draft_stride,
@@ -203,7 +205,7 @@ def _log_draft(  # type: ignore[no-untyped-def]
     return tl.where(column == tl.load(drafts + request * drafts_stride + k), 0.0, -float("inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_mapped", "n_slots"], do_not_specialize_on_alignment=VECTORS)
 def _near_kernel(  # type: ignore[no-untyped-def]
     target, drafts, draft, mapping, temperature, seeds, positions, n_accepted, how, log_sums, near, width,
     target_stride, target_row, drafts_stride, draft_stride, draft_row, n_blocks, n_mapped, n_slots,
@@ -235,7 +237,7 @@ def _near_kernel(  # type: ignore[no-untyped-def]
         tl.store(near + at + 1, tl.max(tl.where(inside, residual + noise, -float("inf")), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_mapped", "n_slots"], do_not_specialize_on_alignment=VECTORS)
 def _emit_kernel(  # type: ignore[no-untyped-def]
     target, drafts, draft, mapping, temperature, seeds, positions, n_accepted, how, greatest, log_sums, near, tokens,
     n_sampled, width, target_stride, target_row, drafts_stride, draft_stride, draft_row, n_blocks, n_mapped, n_slots,

@@ -21,6 +21,8 @@ from impl.ops.workspace import Workspace
 TAG_DRAFT = 1
 SLACK = tl.constexpr(1e-3)
 """More than fp32 noise can be off, by far: about 1e-5."""
+VECTORS = ["temperature", "seeds", "positions", "slots"]
+"""Read a number a request, wherever they begin: another batch must not ask for another compilation."""
 
 
 @triton.jit
@@ -57,7 +59,7 @@ def better(value, index, best, best_index):  # type: ignore[no-untyped-def]
     return (value > best) | ((value == best) & (index < best_index))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=VECTORS)
 def _near_kernel(  # type: ignore[no-untyped-def]
     logits, temperature, seeds, positions, kept, slots, best, width, stride, kept_stride, n_blocks, tag,
     BLOCK: tl.constexpr, KEEP: tl.constexpr, EARLY: tl.constexpr = False,
@@ -77,7 +79,7 @@ def _near_kernel(  # type: ignore[no-untyped-def]
     tl.store(best + row * n_blocks + part, tl.max(x, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=VECTORS)
 def _exact_kernel(  # type: ignore[no-untyped-def]
     logits, temperature, seeds, positions, best, out, width, stride, n_blocks, tag,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr = False,

@@ -99,6 +99,29 @@ def test_nothing_is_compiled_or_chosen_for_the_first_time_in_a_capture(forgetful
     assert not any(chosen)
 
 
+def test_other_batches_ask_for_no_other_compilation(forgetful, monkeypatch):
+    """Of the kernels that the engine asks dispatch for: a batch of another size must not wait for a compiler."""
+    import triton
+
+    config = EngineConfig(PICO, ToggleSet(), 1 << 30, device="cuda", speculative="dspark", eager=True)
+    runner = Runner(config, Handshake(None))
+    runner.allocate_pages()
+
+    def serve(texts: list[str]) -> None:
+        ids = [[tokenizer.BOS, *tokenizer.encode(text)] for text in texts]
+        generate(runner, [make_request(i, max_tokens=6, temperature=float(n % 2)) for n, i in enumerate(ids)])
+
+    serve(TEXTS[:2])
+    compiled: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_cache_hook", lambda *_args, **given: compiled.append(str(given["fn"]))
+    )  # fmt: skip
+    for texts in (TEXTS[:1], TEXTS[:3], TEXTS, TEXTS[1:2] + TEXTS[3:]):
+        serve(texts)
+    mine = ("triton.index_map", "triton.rejection", "triton.sampling", "triton.mhc")
+    assert [name for name in compiled if any(word in name for word in mine)] == []
+
+
 @pytest.mark.parametrize("method", ["none", "dspark"])
 def test_sampled_tokens_are_those_of_torch_on_the_same_device(forgetful, monkeypatch, method):
     """Noise is counted, so a draw differs only where two scores differ by less than rounding."""

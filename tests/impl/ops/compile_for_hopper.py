@@ -145,6 +145,7 @@ if __name__ == "__main__":
             "kernel": label, "loads": len(loads), "wide_loads": sum(".v4." in load for load in loads),
             "stores": len(stores), "wide_stores": sum(".v4." in store for store in stores),
             "tensor_core": len(re.findall(r"mma\.sync", ptx)), "fma": len(re.findall(r"fma\.rn\.f32", ptx)),
+            "anywhere": [p.name for p in kernel.params if p.do_not_specialize_on_alignment or p.do_not_specialize],
             "copies": len(re.findall(r"cp\.async\.c[ag]\.", ptx)),
             "wide_copies": len(re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*, 0x10\b", ptx)),
         }))  # fmt: skip

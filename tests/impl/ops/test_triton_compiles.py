@@ -36,6 +36,22 @@ def test_all_compile(counts):
     assert set(counts) == {*mhc, "query", "map", "insert", "order", *SAMPLING, *LINEAR, *ATTEND}
 
 
+BATCH = {
+    "map": {"lens", "requests", "valid"},
+    "near": {"temperature", "seeds", "positions", "slots"},
+    "exact": {"temperature", "seeds", "positions"},
+    "verdict": {"temperature", "seeds", "positions", "n_drafted", "mapping", "n_mapped", "n_slots"},
+    "emit": {"temperature", "seeds", "positions", "mapping", "n_mapped", "n_slots"},
+}
+"""What lies and counts otherwise in another batch."""
+
+
+@pytest.mark.parametrize("kernel", BATCH)
+def test_another_batch_asks_for_no_other_compilation(counts, kernel):
+    """A column of an odd number of requests begins at 8 bytes: else it would be compiled for while requests wait."""
+    assert set(counts[kernel]["anywhere"]) >= BATCH[kernel]
+
+
 @pytest.mark.parametrize(("kernel", "stores"), [("post", 4), ("post_mean", 1)])
 def test_post_reads_a_gate_once_and_everything_else_by_16_bytes(counts, kernel, stores):
     found = counts[kernel]
