@@ -19,8 +19,8 @@ from impl.engine.acceptance import AcceptanceCounts
 Labels = frozenset[tuple[str, str]]
 Series = tuple[str, Labels]
 
-LARGEST = 1e18
-"""Beyond this no sum, quotient or difference of samples is sure to be a number."""
+LARGEST, SMALLEST = 1e18, 1e-18
+"""Beyond these no sum, quotient or difference of samples is sure to be a number."""
 
 MOST_CHARACTERS = 1 << 22
 LONGEST_LINE = 8192
@@ -83,7 +83,7 @@ def families(text: str) -> Iterator[Metric]:
 
 def usable(value: float) -> bool:
     """Whether a sample is a figure: NaN, infinities and what no server has counted are as good as absent."""
-    return -LARGEST <= value <= LARGEST
+    return value == 0 or SMALLEST <= abs(value) <= LARGEST
 
 
 def read_page(text: str, time: datetime | None = None, status: int | None = None) -> Page:
