@@ -52,13 +52,11 @@ def test_samples_that_are_no_figures_are_absent():
     page = "# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total NaN\nprocess_start_time_seconds 5\n"
     assert read_counters(page) == {"process_start_time_seconds": 5.0}
     assert read_page(page).total("vllm:prompt_tokens") is None
-    hits = "vllm:prefix_cache_queries 4.9e-324\nvllm:prefix_cache_hits 32\n"
-    assert (
-        inspect(f"# SNAPSHOT 2026-01-01T00:00:00\n{hits}# SNAPSHOT 2026-01-01T00:00:09\n{hits}")[
-            "prefix_cache_hit_fraction"
-        ]
-        is None
+    text = (
+        "# SNAPSHOT 2026-01-01T00:00:00\nvllm:prefix_cache_queries 0\nvllm:prefix_cache_hits 0\n"
+        "# SNAPSHOT 2026-01-01T00:00:09\nvllm:prefix_cache_queries 4.9e-324\nvllm:prefix_cache_hits 32\n"
     )
+    json.dumps(inspect(text), allow_nan=False)
     naive = "# SNAPSHOT 2026-01-01T00:00:00\na 1\n# SNAPSHOT 2026-01-01T00:00:09+00:00\na 1\n"
     assert window(*read_snapshots(naive)).seconds == 9.0
     for text in ("a{," * 100_000, "a 1\n" * 2_000_000, f"a 1 {'9' * 400}"):
