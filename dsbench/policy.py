@@ -28,6 +28,10 @@ LARGEST = 1e18
 """Of any size; a plan with a larger margin could not be read again."""
 
 
+LONGEST = 400
+"""Characters of a size: float's largest number has 309."""
+
+
 class Amount(Table):
     """A size of a change: `"2 %"` of the baseline, `"1 point"` of a share, or a number in the metric's own unit."""
 
@@ -52,7 +56,7 @@ def _amount(given: Any) -> Any:
         return {"value": given, "of": "unit"}
     if not isinstance(given, int | float | str):
         return given
-    match = _AMOUNT.fullmatch(str(given))
+    match = _AMOUNT.fullmatch(str(given)) if len(str(given)) <= LONGEST else None
     if match is None:
         raise ValueError(f'\'{given}\' is no size: write "2 %", "1 point", "64 KiB" or a number in the metric\'s unit')
     value, unit = float(re.sub("[,_]", "", match[1])), match[2]

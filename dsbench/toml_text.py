@@ -11,6 +11,8 @@ MOST_CHARACTERS = 1 << 18
 """Longest text; no suite is a tenth of this."""
 DEEPEST = 32
 """Levels of tables and lists; no file needs more than a few."""
+MOST_BITS = 1024
+"""Of a whole number; float's largest has as many."""
 
 # Time grows with the square of the levels of a dotted key.
 _TOO_DEEP = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]{{1,100}}[ \t]{{0,3}}\.[ \t]{{0,3}}){{{DEEPEST}}}""")
@@ -29,10 +31,21 @@ def read_toml(text: str) -> dict[str, Any]:
     if _TOO_DEEP.search(text):
         raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} levels")
     try:
-        return tomllib.loads(text)
+        content = tomllib.loads(text)
+        _check_numbers(content)
+        return content
     except tomllib.TOMLDecodeError:
         raise
     except RecursionError:
         raise tomllib.TOMLDecodeError("lists and tables are nested too deep") from None
     except ValueError as error:  # an integer of thousands of digits, a day that no month has
         raise tomllib.TOMLDecodeError(str(error).partition(";")[0]) from None
+
+
+def _check_numbers(value: Any) -> None:
+    """Hexadecimal digits have no limit, and a number of thousands of bits can be neither printed nor compared."""
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_numbers(part)
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise tomllib.TOMLDecodeError(f"a whole number of more than {MOST_BITS:,} bits")

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import time
 
 import pytest
 
@@ -98,6 +99,8 @@ def test_repeats_without_end_are_refused(tmp_path):
     [
         ("x = " + "[" * 3000, "nested too deep"),
         ("x = " + "9" * 5000, "4300 digits"),
+        ("blocks = 0x" + "f" * 5000, "more than 1,024 bits"),
+        ("x = [{y = 0x" + "f" * 5000 + "}]", "more than 1,024 bits"),
         ("x = 2026-02-31", "not valid TOML"),
         ("a." * 500 + "b = 1", "a key of more than 32 levels"),
         ("[" + "a." * 500 + "b]", "a key of more than 32 levels"),
@@ -110,6 +113,14 @@ def test_toml(tmp_path, text, said):
     (tmp_path / "p.toml").write_text(text)
     with pytest.raises(InputError, match=said):
         load_policy(tmp_path / "p.toml")
+
+
+def test_a_size_of_thousands_of_digits_is_refused_in_a_moment(tmp_path):
+    (tmp_path / "p.toml").write_text(f'[[rule]]\nmetric = "kv.tokens"\nmust = "improve"\nby = "{"9" * 12_000}"\n')
+    began = time.process_time()
+    with pytest.raises(InputError, match=r"rule.0.by: '999+.* is no size"):
+        load_policy(tmp_path / "p.toml")
+    assert time.process_time() - began < 0.3
 
 
 @pytest.mark.parametrize(
