@@ -31,6 +31,8 @@ UNBLOCKED_UP_TO = 24
 SWAPS_UP_TO = 12
 """The same for the interval of boots without blocks, 924 swaps of boots."""
 SIMULATIONS = 6000
+PIECE = 400
+"""Simulations that are looked at together."""
 
 Floats = NDArray[np.float64]
 
@@ -64,11 +66,27 @@ def _visible_without_margin(blocks: int, alpha: float, power: float) -> float:
 def _shifts_needed(blocks: int, alpha: float) -> tuple[Floats, Floats]:
     """For each simulated set of differences the shift at which the test rejects, and its mean; both [SIMULATIONS]."""
     noise = np.random.default_rng(SEED).standard_normal((SIMULATIONS, blocks))
-    chosen = (np.arange(1, 2**blocks)[:, None] >> np.arange(blocks)) & 1
-    means = noise @ (chosen / chosen.sum(axis=1, keepdims=True)).T
-    rank = int(alpha / 2 * 2**blocks + 1e-9)
     # A shift is seen once it lifts the rank-th smallest subset mean above 0 (see samples.interval).
-    return -np.partition(means, rank - 1, axis=1)[:, rank - 1], noise.mean(axis=1)
+    low, _ = _ends(noise, _subsets(blocks), int(alpha / 2 * 2**blocks + 1e-9))
+    return -low, noise.mean(axis=1)
+
+
+def _subsets(blocks: int) -> Floats:
+    """[blocks, 2^blocks - 1] weights of the means of all subsets of the blocks."""
+    chosen = (np.arange(1, 2**blocks)[:, None] >> np.arange(blocks)) & 1
+    weights: Floats = (chosen / chosen.sum(axis=1, keepdims=True)).T
+    return weights
+
+
+def _ends(noise: Floats, weights: Floats, rank: int) -> tuple[Floats, Floats]:
+    """The rank-th smallest and the rank-th largest of `noise @ weights`, by row; some rows at a time, as all take 100 MB."""
+    ends = []
+    for at in range(0, len(noise), PIECE):
+        sums = noise[at : at + PIECE] @ weights
+        sums.partition((rank - 1, sums.shape[1] - rank), axis=1)
+        ends.append((sums[:, rank - 1].copy(), sums[:, -rank].copy()))
+    low, high = zip(*ends, strict=True)
+    return np.concatenate(low), np.concatenate(high)
 
 
 def smallest_effect(sd: float, blocks: int, alpha: float, margin: float = 0.0, power: float = POWER) -> float | None:
@@ -257,8 +275,7 @@ def _reach(blocks: int, confidence: float) -> float | None:
     if blocks > SIMULATED_UP_TO:
         return _reach_by_t(1 / math.sqrt(blocks), blocks - 1, confidence)
     noise = np.random.default_rng(SEED).standard_normal((SIMULATIONS, blocks))
-    chosen = (np.arange(1, 2**blocks)[:, None] >> np.arange(blocks)) & 1
-    return _farther_end(noise @ (chosen / chosen.sum(axis=1, keepdims=True)).T, confidence)
+    return _farther_end(noise, _subsets(blocks), confidence)
 
 
 @cache
@@ -270,17 +287,16 @@ def _reach_unblocked(boots: int, confidence: float) -> float | None:
     a, b = rng.standard_normal((SIMULATIONS, boots)), rng.standard_normal((SIMULATIONS, boots))
     moved = taken[:, :boots].sum(axis=1)
     some = moved > 0
-    swaps = (b @ ~taken[some, boots:].T - a @ taken[some, :boots].T) / moved[some]
-    return _farther_end(swaps, confidence)
+    swaps = np.hstack([-1.0 * taken[some, :boots], 1.0 * ~taken[some, boots:]]) / moved[some, None]
+    return _farther_end(np.hstack([a, b]), swaps.T, confidence)
 
 
-def _farther_end(typical: Floats, confidence: float) -> float | None:
-    """Of intervals between two order statistics, by row, what 80 % of them stay within on both sides of 0."""
-    rank = int((1 - confidence) / 2 * (typical.shape[1] + 1) + 1e-9)
+def _farther_end(noise: Floats, weights: Floats, confidence: float) -> float | None:
+    """Of intervals between two ends of `noise @ weights`, by row, what 80 % of them stay within on both sides of 0."""
+    rank = int((1 - confidence) / 2 * (weights.shape[1] + 1) + 1e-9)
     if rank == 0:
         return None
-    low = np.partition(typical, rank - 1, axis=1)[:, rank - 1]
-    high = -np.partition(-typical, rank - 1, axis=1)[:, rank - 1]
+    low, high = _ends(noise, weights, rank)
     return float(np.quantile(np.maximum(-low, high), POWER))
 
 
