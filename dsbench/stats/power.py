@@ -79,7 +79,7 @@ def _subsets(blocks: int) -> Floats:
 
 
 def _ends(noise: Floats, weights: Floats, rank: int) -> tuple[Floats, Floats]:
-    """The rank-th smallest and the rank-th largest of `noise @ weights`, by row; not all at once, which takes 100 MB."""
+    """The rank-th smallest and rank-th largest of `noise @ weights`, by row; not all at once, which takes 100 MB."""
     ends = []
     for at in range(0, len(noise), PIECE):
         sums = noise[at : at + PIECE] @ weights
