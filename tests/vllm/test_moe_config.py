@@ -3,15 +3,9 @@
 import json
 import subprocess
 
-import pytest
+from tests.vllm.environment import NEEDS_VLLM, PYTHON, ROOT
 
-from tests.vllm.test_cpu_server import PYTHON, ROOT, VENV
-
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"no vLLM environment at {VENV}: make test-vllm"),
-]
+pytestmark = NEEDS_VLLM
 
 ASK = """
 import dataclasses, inspect, json, sys
