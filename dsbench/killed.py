@@ -43,7 +43,8 @@ def to_repeat(plan: Plan, records: Sequence[Record]) -> list[tuple[BootEnded, st
         for key in last
         if key in ends and ends[key].status == "ok" and started[key].block is not None and started[key].host in cold
     ]
-    return [*((ends[key], _reason(ends[key])) for key in once), *((ends[key], RAN_COLD) for key in behind)]
+    # What ran cold comes first: the end of its warm-up, once taken back, no longer tells that it did.
+    return [*((ends[key], RAN_COLD) for key in behind), *((ends[key], _reason(ends[key])) for key in once)]
 
 
 def _reason(ended: BootEnded) -> str:

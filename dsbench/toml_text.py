@@ -15,7 +15,8 @@ MOST_BITS = 1024
 """Of a whole number; float's largest has as many."""
 
 # Time grows with the square of the levels of a dotted key.
-_TOO_DEEP = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]{{1,100}}[ \t]{{0,3}}\.[ \t]{{0,3}}){{{DEEPEST}}}""")
+_PART = r"""(?:[\w-]{1,100}|"[^"\n]{0,100}"|'[^'\n]{0,100}')[ \t]{0,100}\.[ \t]{0,100}"""
+_TOO_DEEP = re.compile(rf"""(?<![\w"'-])(?:{_PART}){{{DEEPEST}}}""")
 
 
 def text_of(path: Path) -> str:

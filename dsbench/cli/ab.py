@@ -234,9 +234,12 @@ def _judged(plan: Plan, folder: Path) -> ExperimentVerdict:
     from dsbench.store import load_records
 
     for look in range(1, len(plan.looks)):
-        if looks_reached(plan, load_records(folder)[0]) > look:
+        reached = looks_reached(plan, load_records(folder)[0])
+        if reached > look:
             continue
-        _execute(at_look(plan, look), folder)
+        # A look that has all its boots knows nothing of a later boot that was cut off.
+        if reached < look:
+            _execute(at_look(plan, look), folder)
         verdict = judge(plan, load_records(folder)[0])
         click.echo(f"look {look} of {len(plan.looks)}: {verdict.word}", err=True)
         if resolved(verdict):

@@ -213,6 +213,22 @@ def test_a_lock_that_is_taken_between_two_looks_loses_no_boot(harness, held, tmp
     assert harness.ended() == dict.fromkeys(range(1, 19), "ok")
 
 
+def test_a_boot_that_was_cut_off_behind_a_look_is_closed_with_its_log(harness, monkeypatch):
+    """The look before it is whole and runs nothing: it knows no such boot, and would leave its log as it is."""
+    from dsbench import judge as judging
+
+    monkeypatch.setattr(judging, "resolved", lambda verdict: False)
+    harness.run(*OPEN)
+    path = harness.folder / store.RECORDS
+    lines = path.read_bytes().splitlines(keepends=True)
+    cut = next(n for n, line in enumerate(lines) if b'"record":"boot_started"' in line and b'"boot":15,' in line)
+    path.write_bytes(b"".join(lines[: cut + 1]))
+    harness.run("ab", "--resume", str(harness.folder))
+    ends = [x for x in store.load_records(harness.folder)[0] if isinstance(x, r.BootEnded) and x.boot == 15]
+    assert [(end.status, end.attempt) for end in ends] == [("interrupted", 1), ("ok", 2)]
+    assert ends[0].log is not None
+
+
 def test_boots_that_failed_are_evidence_and_stay(harness, monkeypatch):
     """One arm's engine ends with code 1, the other's runs on: neither is a refusal of the build."""
     from dsbench import judge as judging

@@ -104,6 +104,9 @@ def test_repeats_without_end_are_refused(tmp_path):
         ("x = 2026-02-31", "not valid TOML"),
         ("a." * 500 + "b = 1", "a key of more than 32 levels"),
         ("[" + "a." * 500 + "b]", "a key of more than 32 levels"),
+        ('"$".' * 60_000 + "b = 1", "a key of more than 32 levels"),
+        ("'a b' . " * 30_000 + "b = 1", "a key of more than 32 levels"),
+        ("a    .    " * 20_000 + "b = 1", "a key of more than 32 levels"),
         ("# " + "x" * 300_000, "the most that are read"),
     ],
 )
