@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dsbench.errors import InputError
+
 GIB = 2**30
 POLL_S = 0.5
 SETTLED_BYTES = 64 * 2**20
@@ -34,12 +36,15 @@ ELSEWHERE = {
 def reading(visible: str | None = None) -> dict[str, Any]:
     """Memory, processes, power, clocks and throttling of the GPUs as they are now; None where NVML does not say.
 
-    `visible` is CUDA_VISIBLE_DEVICES of the engine: other GPUs may do other work.
+    `visible` is CUDA_VISIBLE_DEVICES of the engine: other GPUs may do other work. InputError where one is lost.
     """
     with _nvml() as asked:
         if asked is None:
             return {"source": UNASKED if DRIVER.exists() else NONE, "host": host_memory(), "gpus": []}
-        handles = [asked.nvmlDeviceGetHandleByIndex(i) for i in range(asked.nvmlDeviceGetCount())]
+        try:
+            handles = [asked.nvmlDeviceGetHandleByIndex(i) for i in range(asked.nvmlDeviceGetCount())]
+        except asked.NVMLError as error:
+            raise InputError(f"a GPU does not answer NVML ({error}): see nvidia-smi and dmesg, and reset it") from None
         gpus = [{"number": i, **_gpu(asked, handles[i])} for i in seen_by_engine(visible, len(handles))]
     source = NVML if all(gpu["used_bytes"] is not None for gpu in gpus) else UNIFIED
     return {"source": source, "host": host_memory(), "gpus": gpus}

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from dsbench.engines import devices
+from dsbench.errors import InputError
 
 
 def reads(*readings):
@@ -93,6 +94,22 @@ def test_what_nvml_refuses_is_none():
 
     found = devices._gpu(Nvml(), None)
     assert (found["used_bytes"], found["processes"], found["power_milliwatts"]) == (None, [], 7)
+
+
+def test_a_gpu_that_is_lost_is_one_line(monkeypatch):
+    class Nvml:
+        NVMLError = Error
+
+        def nvmlDeviceGetCount(self):
+            return 2
+
+        def nvmlDeviceGetHandleByIndex(self, number):
+            if number:
+                raise Error("GPU is lost")
+
+    monkeypatch.setattr(devices, "_nvml", lambda: contextlib.nullcontext(Nvml()))
+    with pytest.raises(InputError, match=r"a GPU does not answer NVML \(GPU is lost\): see nvidia-smi and dmesg"):
+        devices.reading()
 
 
 @pytest.mark.gpu
