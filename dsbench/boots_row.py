@@ -14,13 +14,11 @@ from typing import Any
 from dsbench.comparison import Comparison
 from dsbench.decide import decide
 from dsbench.records import Observation, Verdict
+from dsbench.sample_row import SPREAD_FROM
 from dsbench.stats.power import REPEAT_LEVEL, boots_to_fire, smallest_effect, smallest_effect_unblocked
 from dsbench.stats.repeats import repeat_p
 from dsbench.stats.samples import Interval, blocks_to_fire, interval, sign_flip_p, smallest_p
 from dsbench.stats.unblocked import PERMUTATION, compare_unblocked, pooled_sd
-
-SPREAD_FROM = 4
-"""Blocks, or boots an arm, from which their spread is worth extrapolating from."""
 
 Answers = Mapping[str, Mapping[int, float]]
 """Scores by item and boot."""

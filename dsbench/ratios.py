@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dsbench.decide import decide, decide_exact
 from dsbench.probes.acceptance import GREEDY
 from dsbench.records import Observation, Verdict, Word
+from dsbench.sample_row import SPREAD_FROM
 from dsbench.stats.holm import holm
 from dsbench.stats.power import smallest_effect, smallest_effect_unblocked
 from dsbench.stats.ratios import Counts, permutation_p, pooled, smallest_p
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from dsbench.comparison import Comparison
 
 RANKING: tuple[Word, ...] = ("regressed", "inconclusive", "improved", "equivalent")
-
-SPREAD_FROM = 4
-"""Boots an arm from which their spread is worth extrapolating from."""
 
 UNBOUNDED = Interval(-math.inf, math.inf, 1.0)
 

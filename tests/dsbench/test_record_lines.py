@@ -16,12 +16,8 @@ OLDER = "an older dsbench wrote them"
 
 
 @pytest.fixture
-def file(tmp_path, make_plan, make_records):
+def file(folder):
     """A file of records as they are written now."""
-    plan = make_plan()
-    folder = store.create(plan, tmp_path)
-    with store.RecordWriter(folder) as writer:
-        writer.write(*make_records(plan))
     return folder / store.RECORDS
 
 

@@ -1,9 +1,10 @@
-"""How many GPUs a boot is given by a pool: those of the arm that takes most."""
+"""Ray as a pool, without Ray: the GPUs of a boot are those of the arm that takes most; last words are redacted."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsbench.pool import ray_nodes
 from dsbench.pool.ray_nodes import gpus_of_build
 
 
@@ -51,3 +52,11 @@ def test_the_arm_that_takes_most_decides(built, sizes, stages):
 )
 def test_the_embedded_engine_takes_one_on_cuda(built, shared, arms, gpus):
     assert gpus_of_build(built("embedded", shared, *arms)) == gpus
+
+
+def test_a_lost_nodes_last_words_are_redacted_before_they_are_cut(monkeypatch):
+    """Cut first, the beginning of the key would be no value that redaction knows."""
+    monkeypatch.setenv("PLANTED_API_KEY", "sk-planted-0123456789")
+    told = ray_nodes._last_line(RuntimeError("a traceback\n" + "y" * 190 + "sk-planted-0123456789"))
+    assert told == "y" * 190 + "[redacted]"
+    assert ray_nodes._last_line(RuntimeError()) == "no reason given"
