@@ -232,10 +232,10 @@ _SEAM: list[dict[str, Any]] = [
     {"cluster": c, "warps": w, "chains": k} for c, w, k in ((16, 8, 2), (8, 8, 1), (8, 16, 1))
 ]
 _MANY: list[dict[str, Any]] = [
-    {"groups": 7}, {"groups": 7, "early": 2}, {"groups": 7, "hints": 1}, {"groups": 7, "early": 2, "hints": 1},
-    {"groups": 7, "early": 1}, {"groups": 6}, {"groups": 6, "early": 2, "hints": 1}, {"groups": 7, "unit": 4},
-    {"groups": 7, "fn": 1}, {"groups": 7, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "hints": 1, "unit": 4},
-    {"groups": 7, "early": 2, "hints": 1, "unit": 4, "fn": 1},
+    {"groups": 7, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "unit": 4, "fn": 1},
+    {"groups": 7, "early": 1, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "unit": 4},
+    {"groups": 7, "early": 2, "fn": 1}, {"groups": 7, "early": 2}, {"groups": 7}, {"groups": 6},
+    {"groups": 7, "hints": 1},
 ]  # fmt: skip
 _HEAD: list[dict[str, Any]] = [*_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2}]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]

@@ -5,10 +5,12 @@
 # Comes back in OUTDIR: tp2.tgz (results, check), check.log, q_in_place.log, summary.txt, tp2_jit.txz.
 #
 # Order: one plain base boot (checks the configuration, compiles what TP=2 adds); beside it q_in_place, which must be
-# refused; then the ladder, one boot an arm before any arm has its second; then expert parallel, if 220 SECONDS are left.
-# A second block is planned where the check boot says that there is time for it: two boots an arm are what a verdict
-# on exact bytes needs. Without that time the ladder is one block, and another of its own follows if it still fits.
-# TP2_TRY="LAYERS EXPERTS METHOD" forces a configuration, TP2_BLOCKS=N the blocks; TP2_DRY=1 stops before any boot.
+# refused; then the ladder, one boot an arm before any arm has its second; then expert parallel, if EP_LEAST seconds are
+# left; then the steps' toggles alone. A second block is planned where the check boot says that there is time for it: two
+# boots an arm are what a verdict on exact bytes needs. Without that time the ladder is one block, and another of its
+# own follows if it still fits.
+# TP2_TRY="LAYERS EXPERTS METHOD" forces a configuration, TP2_BLOCKS=N the blocks; TP2_DRY=1 stops before any boot;
+# TP2_CACHES=0 leaves the compilers' caches there.
 set -u
 OUTDIR=$(mkdir -p "$1" && cd "$1" && pwd) || exit 2
 LIMIT=${2:-420}
@@ -17,7 +19,8 @@ CHECKOUT=$PWD
 WORK=${TP2_WORK:-/tmp/tp2}
 SITE=${BUNDLE_SITE:-/tmp/site}
 WHL=${TP2_WHL:-/tmp/whl}
-LADDER_SEED=${LADDER_SEED:-4169012}  # of the order: as the arms are listed, in the first block
+LADDER_SEED=${LADDER_SEED:-9260}  # of the order: as the arms are listed, in the first block
+ALONE_SEED=${ALONE_SEED:-121}
 left() { echo $((LIMIT - SECONDS)); }
 say() { echo "[tp2 ${SECONDS}s] $*" | tee -a "$WORK/summary.txt"; }
 
@@ -147,16 +150,19 @@ boot = 200
 stop = 30
 [probes.kv]
 TOML
-# The whole first, then the steps that lead there, then what is no step: a run that is cut has the figures that matter.
+# The whole first, then the steps that lead there; each of the steps' toggles alone is an experiment of its own.
 STEP2=mtp_hidden_skip,mhc_final_fused STEP3=mtp_hidden_skip,mhc_final_fused,mhc_residual_reuse
-STEP4=$STEP3,mhc_input_reuse
-LADDER=(--arm base= --arm "all=toggles=$STEP4,c128a_topk_shared,dflash_staging_skip"
-    --arm mtp=toggles=mtp_hidden_skip --arm "mtp+final=toggles=$STEP2" --arm "mtp+final+residual=toggles=$STEP3"
-    --arm "mtp+final+residual+input=toggles=$STEP4" --arm residual=toggles=mhc_residual_reuse
-    --arm input=toggles=mhc_input_reuse --arm topk=toggles=c128a_topk_shared --arm staging=toggles=dflash_staging_skip)
-EXPERT=(--arm ep=args=--enable-expert-parallel
-    --arm "ep+sp_moe=args=--enable-expert-parallel;toggles=sp_moe_config_aware")
-EP_LEAST=220
+STEP4=$STEP3,mhc_input_reuse STEP5=$STEP3,mhc_input_reuse,c128a_topk_shared
+LADDER=(--arm base= --arm "all=toggles=$STEP5,dflash_staging_skip" --arm mtp=toggles=mtp_hidden_skip
+    --arm "mtp+final=toggles=$STEP2" --arm "mtp+final+residual=toggles=$STEP3"
+    --arm "mtp+final+residual+input=toggles=$STEP4" --arm "mtp+final+residual+input+topk=toggles=$STEP5")
+ALONE=(--arm base= --arm residual=toggles=mhc_residual_reuse --arm input=toggles=mhc_input_reuse
+    --arm topk=toggles=c128a_topk_shared --arm staging=toggles=dflash_staging_skip)
+# With expert parallel vLLM 0.26 takes FlashInfer's CUTLASS experts first, which are compiled at the first call: two boots
+# had not ended that after 160 and 333 s. Without it, and so here, Triton's.
+EP_ARGS='--enable-expert-parallel --moe-backend triton'
+EXPERT=(--arm "ep=args=$EP_ARGS" --arm "ep+sp_moe=args=$EP_ARGS;toggles=sp_moe_config_aware")
+EP_LEAST=${EP_LEAST:-220}
 fits() { [ $(($(left) - 25)) -gt $(($1 * $(cat "$WORK/check.s" 2>/dev/null || echo 120) * 2 / 3)) ]; }  # BOOTS: after the
 # check, which compiles what they find, they take two thirds of its time
 blocks_for() { echo "${TP2_BLOCKS:-$(fits $(($1 * 2)) && echo 2 || echo 1)}"; }  # ARMS -> 2 if two boots of each fit
@@ -216,17 +222,18 @@ if [ ! -f /tmp/tp2.warm ]; then
     [ -f "$WORK/config" ] && touch /tmp/tp2.warm
     keep
 fi
-experiment ladder "$(blocks_for 10)" "$LADDER_SEED" "${LADDER[@]}"
+experiment ladder "$(blocks_for 7)" "$LADDER_SEED" "${LADDER[@]}"
 grep -sq '"status":"ok"' "$WORK"/results/ladder/20*/records.jsonl && echo "$LAYERS $EXPERTS $METHOD" >"$WORK/config" && touch /tmp/tp2.warm
-if [ -f "$WORK/results/ladder.done" ] && grep -sq '^ "blocks": 1,' "$WORK"/results/ladder/20*/plan.json && fits 10; then
-    experiment ladder-again 1 1 "${LADDER[@]}"
-fi
 if [ "$(left)" -ge $EP_LEAST ]; then
     experiment expert "$(blocks_for 2)" 1 "${EXPERT[@]}"
 else
     say "expert parallel: no time left"
 fi
-if [ $(left) -gt 15 ]; then
+if [ -f "$WORK/results/ladder.done" ] && grep -sq '^ "blocks": 1,' "$WORK"/results/ladder/20*/plan.json && fits 7; then
+    experiment ladder-again 1 1 "${LADDER[@]}"
+fi
+[ -f "$WORK/results/ladder.done" ] && fits 5 && experiment alone 1 "$ALONE_SEED" "${ALONE[@]}"
+if [ -z "${TP2_CACHES:-}" ] && [ $(left) -gt 15 ]; then
     timeout 25 tar cJf "$OUTDIR/tp2_jit.txz" -C / tmp/jc $([ -d /tmp/torchinductor_root ] && echo tmp/torchinductor_root) 2>/dev/null
     [ "$(stat -c %s "$OUTDIR/tp2_jit.txz" 2>/dev/null || echo 0)" -gt 15000000 ] && rm -f "$OUTDIR/tp2_jit.txz"
 fi
