@@ -86,7 +86,7 @@ def _exact(this: Comparison, baseline: Numbers, candidate: Numbers) -> Verdict |
     wobble = max(spread(baseline), spread(candidate))
     notes: list[str] = []
     if outcome == "baseline-varies":
-        if not far_apart(baseline, candidate):
+        if not far_apart(baseline, candidate, this.plan.alpha):
             return None
         notes.append(
             f"boots of one arm differ by up to {wobble:,.10g} {this.metric.unit}; the arms lie more than {FAR} times "

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsbench.metrics import metric
+from dsbench.records import ALPHA
 from dsbench.simulation.comparing import boot, reading, row_of, two_arms
 from dsbench.stats.exact import FAR, compare_exact, far_apart
 from tests.dsbench.judged import CANDIDATE, PRIMARY, row
@@ -71,25 +72,46 @@ def test_a_byte_of_wobble_hides_no_loss_of_gibibytes(varies):
 
 
 def test_what_is_not_that_far_is_a_sample_as_before():
-    found = judged([1000, 1010], [1110, 1110])
+    found = judged([1000, 1010] * 2, [1110, 1110] * 2)
     assert (found.word, found.kind) == ("inconclusive", "sample")
-    assert judged([1000, 1010], [1111, 1111]).word == "improved"
-    assert judged([1000, 1010], [1120, 1132]).word == "inconclusive"
+    assert judged([1000, 1010] * 2, [1111, 1111] * 2).word == "improved"
+    assert judged([1000, 1010] * 2, [1120, 1132] * 2).word == "inconclusive"
 
 
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=5), st.lists(st.integers(0, 1000), min_size=1, max_size=5))
+@pytest.mark.parametrize("boots", [2, 3])
+def test_so_few_boots_part_by_luck_and_claim_nothing(boots):
+    found = judged([60 * GIB] * (boots - 1) + [60 * GIB + 1], [50 * GIB] * boots)
+    assert (found.word, found.kind) == ("inconclusive", "sample")
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=6), st.lists(st.integers(0, 1000), min_size=1, max_size=6))
 def test_far_apart_is_the_same_from_both_sides(a, b):
-    apart = far_apart(a, b)
-    assert apart == far_apart(b, a)
+    apart = far_apart(a, b, ALPHA)
+    assert apart == far_apart(b, a, ALPHA)
     if apart:
         assert max(a) < min(b) or max(b) < min(a)
         assert FAR * max(max(a) - min(a), max(b) - min(b)) < min(abs(x - y) for x in a for y in b)
 
 
-@pytest.mark.parametrize("boots", [2, 5])
-def test_by_simulation_equal_arms_are_hardly_ever_far_apart(boots):
-    drawn = np.random.default_rng(1).normal(size=(4000, 2, boots))
-    assert np.mean([far_apart(a, b) for a, b in drawn.tolist()]) < 0.01
+def false_rate(boots, share, wobble, alpha=ALPHA):
+    """Share of A/A in which arms are far apart: boots that read one of two levels, the higher in `share` of them."""
+    rng = np.random.default_rng(1)
+    high = rng.random((4000, 2, boots)) < share
+    drawn = 50 * GIB * (1 + high) + rng.integers(0, wobble, high.shape, endpoint=True)
+    return np.mean([far_apart(a, b, alpha) for a, b in drawn.tolist()])
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
+@pytest.mark.parametrize("boots", [2, 3, 4, 5])
+def test_by_simulation_equal_arms_of_two_levels_are_hardly_ever_far_apart(boots, share):
+    assert false_rate(boots, share, wobble=1) <= ALPHA
+    assert false_rate(boots, share, wobble=2**20) <= ALPHA
+
+
+def test_by_simulation_two_boots_an_arm_of_two_levels_would_err():
+    """What the number of boots is asked for."""
+    assert false_rate(2, 0.5, wobble=2**20, alpha=1.0) > 0.10
+    assert false_rate(4, 0.5, wobble=2**20) > 0
 
 
 # --- drift controls -------------------------------------------------------------------------------------------------
