@@ -62,6 +62,11 @@ def build(name: str) -> Path:
     return target
 
 
+def build_all() -> list[Path]:
+    """Every library, built where it is not yet."""
+    return [build(source.stem) for source in sorted(SOURCES.glob("*.cu"))]
+
+
 def folder() -> Path:
     """Where built libraries are kept."""
     chosen = os.environ.get("DSBENCH_KERNEL_CACHE")
@@ -77,8 +82,7 @@ def compiler() -> str | None:
 
 def main() -> int:
     try:
-        for source in sorted(SOURCES.glob("*.cu")):
-            print(build(source.stem))
+        print(*build_all(), sep="\n")
     except RuntimeError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -51,8 +51,8 @@ def seam(
 
     tuning: `splits` of the columns for few tokens; `groups` of 16 multiprocessors that make streams for many, while the
     others finish rows, with `early` (2: fn is read while the kernel in front still ends, which must not write it),
-    `hints` to the cache, `unit` (8 or 4: tokens of a block that finishes rows) and `fn` (1: fn is read in front of the
-    first tiles); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
+    `hints` to the cache (1: old streams and y are given up first; the seam's alone), `unit` (8 or 4: tokens of a block
+    that finishes rows) and `fn` (1: fn is read in front of the first tiles); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -235,12 +235,15 @@ _MANY: list[dict[str, Any]] = [
     {"groups": 7, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "unit": 4, "fn": 1},
     {"groups": 7, "early": 1, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "unit": 4},
     {"groups": 7, "early": 2, "fn": 1}, {"groups": 7, "early": 2}, {"groups": 7}, {"groups": 6},
-    {"groups": 7, "hints": 1},
+]  # fmt: skip
+_GIVEN_UP: list[dict[str, Any]] = [
+    {"groups": 7, "hints": 1}, {"groups": 7, "early": 2, "unit": 4, "hints": 1},
+    {"groups": 7, "early": 2, "unit": 4, "fn": 1, "hints": 1},
 ]  # fmt: skip
 _HEAD: list[dict[str, Any]] = [*_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2}]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "mhc_seam": [*_MANY, *_SEAM, *_FEW],
+    "mhc_seam": [*_MANY, *_GIVEN_UP, *_SEAM, *_FEW],
     "mhc_post_head": [*_HEAD, *_FEW],
     "mhc_post_mean_head": [*_HEAD, *_FEW],
     "mhc_post_mean": _POST,

@@ -18,13 +18,14 @@ constexpr int TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of
 constexpr int ROWS = (STREAMS + 1) * TILE;     // of a tile: four streams, then y
 constexpr int TEAMS = 3, THREADS = TEAMS * TEAM;
 
-// HINTS: old streams and y, and in the second kernel new streams, are given up by the cache first once they have been read.
+// HINTS: old streams and y are given up by the second-level cache first. Only the seam's: PRE's are read by the second kernel too.
 // FN_FIRST: fn is read, more of it at once, before the first tiles are asked for, which else take the bandwidth in front of it.
 template <Mode M, bool HINTS_, bool FN_FIRST_>
 struct Sliced {
     static constexpr Mode MODE = M;
     static constexpr bool FN_FIRST = FN_FIRST_;
-    static constexpr bool LAST = HINTS_, HINTS = HINTS_ && M == SEAM;  // PRE's streams are read again by the second kernel
+    static constexpr bool HINTS = HINTS_;
+    static_assert(!HINTS || M == SEAM);
     static constexpr int OUTPUTS = outputs(M), GROUPS = COLUMNS / 32, WARPS = THREADS / 32, CHAINS = 1;
 };
 
@@ -80,7 +81,7 @@ struct Maker {
         for (int i = 0; i < STREAMS_; i++)
 #pragma unroll
             for (int t = 0; t < TILE; t += 4)
-                if (t < left) copy16<CUT::HINTS>((t & 4 ? far : near) + (i * TILE + t) * WIDTH * 2, from + (t * STREAMS_ + i) * HIDDEN);
+                copy16<CUT::HINTS>((t & 4 ? far : near) + (i * TILE + t) * WIDTH * 2, from + (t * STREAMS_ + i) * HIDDEN, t < left);
     }
 
     __device__ __forceinline__ void ask_streams(int first) { ask_rows<STREAMS>(a.residual, first, 0); }
@@ -253,7 +254,7 @@ template <class CUT, int UNIT>
 cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream_t stream) {
     static int known[DEVICES] = {};
     auto kernel = slices_kernel<CUT>;
-    auto rows = rows_kernel<CUT::MODE, CUT::LAST, UNIT>;
+    auto rows = rows_kernel<CUT::MODE, UNIT>;
     constexpr size_t ROWS_BYTES = sizeof(RowsShared<UNIT>);
     static_assert(sizeof(SlicedShared<CUT>) <= 232448 && ROWS_BYTES <= 232448, "shared memory of an SM");
     int device = 0;
@@ -308,17 +309,16 @@ cudaError_t launch_by(const Args& a, int groups, int early, int unit, int fn, fl
 
 // groups: blocks of a slice, which go through the tiles side by side; 16 times as many multiprocessors are the first
 // kernel's. early: the first kernel begins with fn while the counts are being cleared (1), or while the kernel in front
-// ends (2: fn must not be written by anything that has not ended). hints: 0 or 1.
-// unit: tokens that a block of the second kernel finishes, 8 or 4. fn: 1 reads fn in front of the first tiles. sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16
-// tokens. Returns a cudaError_t; -1 for what was not compiled.
+// ends (2: fn must not be written by anything that has not ended). hints: 0, or 1 for the seam. unit: tokens that a block of the
+// second kernel finishes, 8 or 4. fn: 1 reads fn in front of the first tiles. sums: fp32 [tokens, 16, 32], and behind them an
+// int a tile of 16 tokens. Returns a cudaError_t; -1 for what was not compiled.
 extern "C" int mhc_many_launch(int mode, int groups, int early, int hints, int unit, int fn, const Args* a, float* sums, void* stream) {
     cudaStream_t on = (cudaStream_t)stream;
     if (groups < 1 || early < 0 || early > 2 || hints < 0 || hints > 1) return -1;
     if ((unit != 4 && unit != 8) || fn < 0 || fn > 1) return -1;
     if (mode == SEAM && hints) return launch_by<SEAM, true>(*a, groups, early, unit, fn, sums, on);
     if (mode == SEAM) return launch_by<SEAM, false>(*a, groups, early, unit, fn, sums, on);
-    if (mode == PRE && hints) return launch_by<PRE, true>(*a, groups, early, unit, fn, sums, on);
-    if (mode == PRE) return launch_by<PRE, false>(*a, groups, early, unit, fn, sums, on);
+    if (mode == PRE && !hints) return launch_by<PRE, false>(*a, groups, early, unit, fn, sums, on);
     return -1;
 }
 

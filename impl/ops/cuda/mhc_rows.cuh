@@ -18,7 +18,7 @@ struct RowsShared {
 
 // A block finishes UNIT tokens of one tile, one after the other. A thread asks for its own columns of the next token as soon as
 // it has those of the last in registers.
-template <Mode M, bool HINTS, int UNIT>
+template <Mode M, int UNIT>
 struct Finisher {
     static_assert(TILE % UNIT == 0 && UNIT <= 32, "a block waits for one tile, and a warp has a lane for each of its tokens");
     static constexpr int PIECES = HIDDEN / 8 / MIXERS;  // of 8 columns, of a thread
@@ -37,8 +37,8 @@ struct Finisher {
         for (int i = 0; i < STREAMS; i++)
 #pragma unroll
             for (int k = 0; k < PIECES; k++)
-                copy16<HINTS>(shared_address(&s.streams[i][k * MIXERS + thread]), streams + i * HIDDEN + k * MIXERS * 8);
-        if (thread < SLICES * SUMS / 4) copy16<HINTS>(shared_address((float4*)s.sums + thread), sums + (size_t)token * SLICES * SUMS + thread * 4);
+                copy16<false>(shared_address(&s.streams[i][k * MIXERS + thread]), streams + i * HIDDEN + k * MIXERS * 8);
+        if (thread < SLICES * SUMS / 4) copy16<false>(shared_address((float4*)s.sums + thread), sums + (size_t)token * SLICES * SUMS + thread * 4);
     }
 
     __device__ __forceinline__ void run() {
@@ -106,11 +106,11 @@ struct Finisher {
     }
 };
 
-template <Mode M, bool HINTS, int UNIT>
+template <Mode M, int UNIT>
 __global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums, const int* finished, bool early) {
     if (early) launch_dependents();  // for the next call's first kernels
     if (threadIdx.x == 0) wait_count(finished + blockIdx.x * UNIT / TILE, SLICES);
     __syncthreads();
-    Finisher<M, HINTS, UNIT>(a, *reinterpret_cast<RowsShared<UNIT>*>(dynamic_shared()), sums).run();
+    Finisher<M, UNIT>(a, *reinterpret_cast<RowsShared<UNIT>*>(dynamic_shared()), sums).run();
     if (blockIdx.x == gridDim.x - 1) wait_for_prerequisites();  // this kernel ends after the other
 }

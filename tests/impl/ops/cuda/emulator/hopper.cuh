@@ -92,7 +92,8 @@ inline void fetch(void* place, const void* from, uint32_t bytes, uint64_t* barri
 inline uint32_t shared_address(const void* p) { return (uint32_t)((const char*)p - emulator::now->block->base()); }
 // At once, or as late as it may be.
 template <bool LAST>
-void copy16(uint32_t address, const void* from) {
+void copy16(uint32_t address, const void* from, bool wanted = true) {
+    if (!wanted) return;
     char* place = emulator::now->block->base() + address;
     if ((uintptr_t)place % 16 || (uintptr_t)from % 16) fprintf(stderr, "emulator: a copy off 16 bytes\n"), abort();
     static std::mt19937_64 random(7);
