@@ -52,7 +52,8 @@ def seam(
     tuning: `splits` of the columns for few tokens; `groups` of 16 multiprocessors that make streams for many, while the
     others finish rows, with `early` (2: fn is read while the kernel in front still ends, which must not write it),
     `hints` to the cache (1: old streams and y are given up first; the seam's alone), `unit` (8 or 4: tokens of a block
-    that finishes rows) and `fn` (1: fn is read in front of the first tiles); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
+    that finishes rows) and `fn` (1: fn is read in front of the first tiles); or `cluster`, `warps`, `chains` and
+    `blocks` (of an SM) for many by clusters.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
