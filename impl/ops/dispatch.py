@@ -151,6 +151,24 @@ def _kept(op: str, device: str, dims: str, tokens: int, told: str) -> Callable[.
     return None if chosen.backend == TORCH else partial(chosen.function, **chosen.parameters)
 
 
+def usable(op: str, capability: tuple[int, int] | None, dims: Any) -> dict[str, str]:
+    """Each backend but the reference that may compute `op` for a shape on a card of this compute capability, and why it
+    cannot: empty where it can. For a process that must leave the GPU alone: of the number of multiprocessors, which a
+    row asks for too, it knows nothing. Raises DispatchError as `backend`.
+    """
+    _known("operation", op, REFERENCES)
+    chosen, name = forced(op), getattr(dims, "name", dims)
+    if chosen == TORCH:
+        return {TORCH: f"{FORCE} asks for it, and it is no kernel"}
+    rows = [row for row in table() if row.op == op and row.backend not in ("", TORCH) and row.dims in (ANY, name)]
+    fitting = {row.backend for row in rows if row.card == ANY or row.capability == capability is not None}
+    found = {}
+    for other in [chosen] if chosen else [name for name in BACKENDS if name in fitting]:
+        written = "" if op in operations(other) else missing(other) or "not written"
+        found[other] = written if other in fitting else f"the tuning table has no row of it for {name} on this card"
+    return found
+
+
 _asked: dict[str, set[str]] = {}
 
 
@@ -286,7 +304,7 @@ def _told(row: Row) -> str:
 
 
 __all__ = ["BACKENDS", "REFERENCES", "Card", "DispatchError", "Operation", "Row", "asked", "backend", "card_of",
-           "forced", "kernel", "missing", "operations", "table", "variants"]  # fmt: skip
+           "forced", "kernel", "missing", "operations", "table", "usable", "variants"]  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 from impl.toggles import find
 
+DEVICE = "cuda"
 HIDDEN, STREAMS, HEADS, HEAD_DIM = 4096, 4, 64, 512
 TOKENS = (64, 1024, 8192)
+FINAL_TOKENS = (1, 6, 16, 20, 32, 48, 64, 96, 128, 512, 1000, 1024, 8192)
+"""Every point that the tuning table has for the final operations of this width."""
 INDEX_TOGGLE = "c128_indices_in_place"
 GATES: tuple[Any, ...] = (1e-6, 1e-6, 1e-6, 2.0, 20)
 
@@ -43,31 +47,75 @@ def check_seam(version: str) -> Check:
 
 
 def check_final(version: str) -> Check:
-    """Mean and head over a promise of streams, against streams."""
+    """Mean and head by what the plugin puts in the place of POST and the head, against streams.
+
+    Each alone, both in one kernel, and both as a captured graph runs them.
+    """
     import torch
     from vllm.model_executor.kernels.mhc import tilelang
 
-    from impl.vllm_plugin import post_kernels
+    from impl.vllm_plugin import mhc_final_fused as fused
 
+    patched: Any = ModuleType("patched")
+    vars(patched).update({name: getattr(tilelang, name) for name in (fused.POST, fused.HEAD)})
+    fused.patch_consumer(patched, version)
+    promise, head_of = getattr(patched, fused.POST), getattr(patched, fused.HEAD)
     fn, scale, base = _normal(STREAMS, STREAMS * HIDDEN, seed=2) / 128, 1 + 0.1 * _normal(1), 0.1 * _normal(STREAMS)
-    for n in (1, 6, *TOKENS):
+
+    def both(args: tuple[Any, ...]) -> tuple[Any, Any]:
+        streams = promise(*args)
+        mean = streams.mean(dim=1)
+        return mean, head_of(streams, fn, scale, base, 1e-6, 1e-6)
+
+    for n in FINAL_TOKENS:
         args = _seam_inputs(n)
+        alone = promise(*args)
+        if not isinstance(alone, fused.Promise):
+            yield f"final, {n} tokens", False, f"refused: {fused.refusal(*args)}"
+            continue
         streams = tilelang.mhc_post_tilelang(*args)
-        mean = post_kernels.post_mean(*args)
-        yield f"final mean, {n} tokens", torch.equal(mean, streams.mean(dim=1)), ""
-        expected = tilelang.hc_head_fused_kernel_tilelang(streams, fn, scale, base, 1e-6, 1e-6)
-        found = post_kernels.post_head(*args, fn, scale, base, 1e-6, 1e-6)
-        off = (found.float() - expected.float()).abs()
-        # The gates' sum in another order moves the last bits of fp32: one rounding step of the output, or, where the
-        # gated streams cancel, as little of what was added up.
-        step = torch.ldexp(torch.ones_like(off), torch.frexp(expected.float())[1] - 8)
-        limit = torch.maximum(step, 2**-16 * streams.float().abs().sum(1))
-        share = (off > 0).float().mean().item()
-        yield (
-            f"final head, {n} tokens",
-            None if bool((off <= limit).all()) else False,
-            f"{share:.2e} of elements differ",
-        )
+        wanted = streams.mean(dim=1), tilelang.hc_head_fused_kernel_tilelang(streams, fn, scale, base, 1e-6, 1e-6)
+        mean = alone.mean(dim=1)
+        alone.end()
+        yield f"final mean, {n} tokens", torch.equal(mean, wanted[0]), _computed_by(fused.MEAN_OP, args, n)
+        head = head_of(promise(*args), fn, scale, base, 1e-6, 1e-6)
+        same, figure = _near_head(head, wanted[1], streams)
+        yield f"final head, {n} tokens", same, f"{figure}, {_computed_by(fused.HEAD_OP, args, n)}"
+        mean, head = both(args)
+        same, figure = _near_head(head, wanted[1], streams)
+        same = same if torch.equal(mean, wanted[0]) else False
+        yield f"final mean and head, {n} tokens", same, f"{figure}, {_computed_by(fused.BOTH_OP, args, n)}"
+        if DEVICE == "cuda":
+            graph, found = torch.cuda.CUDAGraph(), [tensor.clone() for tensor in (mean, head)]
+            with torch.cuda.graph(graph):
+                captured = both(args)
+            for tensor in captured:
+                tensor.fill_(float("nan"))
+            graph.replay()
+            yield f"final, captured, {n} tokens", all(map(torch.equal, captured, found)), "against the same, eager"
+
+
+def _near_head(found: Any, expected: Any, streams: Any) -> tuple[bool | None, str]:
+    """Whether a head is within its bound, and how much of it differs.
+
+    The gates' sum in another order moves the last bits of fp32: one rounding step of the output, or, where the gated
+    streams cancel, as little of what was added up.
+    """
+    import torch
+
+    off = (found.float() - expected.float()).abs()
+    step = torch.ldexp(torch.ones_like(off), torch.frexp(expected.float())[1] - 8)
+    limit = torch.maximum(step, 2**-16 * streams.float().abs().sum(1))
+    share = (off > 0).float().mean().item()
+    return None if bool((off <= limit).all()) else False, f"{share:.2e} of elements differ"
+
+
+def _computed_by(op: str, args: tuple[Any, ...], n: int) -> str:
+    from impl.ops import dispatch
+    from impl.vllm_plugin.mhc_final_fused import shape_of
+
+    chosen = dispatch.backend(op, args[0].device, shape_of(HIDDEN, STREAMS), n)
+    return " ".join([chosen.backend, *(f"{key}={value}" for key, value in chosen.parameters.items())])
 
 
 def check_query(version: str) -> Check:
@@ -145,7 +193,7 @@ def _consume(memory: Any, slots: Any, lens: Any) -> Any:
 def _normal(*shape: int, seed: int = 0) -> Any:
     import torch
 
-    return torch.randn(*shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+    return torch.randn(*shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed))
 
 
 def _seam_inputs(n: int) -> tuple[Any, Any, Any, Any]:

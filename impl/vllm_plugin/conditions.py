@@ -13,7 +13,9 @@ from impl import __version__
 from impl.vllm_plugin import state
 
 PACKAGE = Path(__file__).resolve().parents[1]
-SOURCES = ("vllm_plugin", "toggles.py", "handshake.py", "sp_moe.py", "platforms.py")
+SOURCES = ("vllm_plugin", "ops", "dims.py", "toggles.py", "handshake.py", "sp_moe.py", "platforms.py")
+KINDS = (".py", ".cu", ".cuh", ".json")
+"""Of files in a folder of SOURCES."""
 CACHES = {
     "tilelang": ("TILELANG_CACHE_DIR", "~/.tilelang"),
     "triton": ("TRITON_CACHE_DIR", "~/.triton/cache"),
@@ -96,7 +98,7 @@ def sources_digest() -> str:
     digest = hashlib.sha256()
     for place in SOURCES:
         path = PACKAGE / place
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        for file in sorted(f for f in path.rglob("*") if f.suffix in KINDS) if path.is_dir() else [path]:
             digest.update(f"{file.relative_to(PACKAGE)}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()
 

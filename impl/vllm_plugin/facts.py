@@ -33,6 +33,15 @@ class Facts:
     """Inner width of the shared expert; 0 where there is none."""
     token_shards: bool = False
     """Whether the all-to-all backend takes token shards."""
+    hidden: int = 0
+    """Width of a residual stream; 0 where the model does not say."""
+    streams: int = 0
+    """Residual streams of the model; 0 where it has none."""
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """Compute capability as far as the platform's name tells it; None off NVIDIA."""
+        return (int(self.platform[2:-1]), 0) if self.platform.startswith("sm") else None
 
     @property
     def is_v4(self) -> bool:
@@ -61,6 +70,8 @@ def read(vllm_config: Any, version: str, platform: str) -> Facts:
         synthetic=getattr(speculative, "rejection_sample_method", None) == "synthetic",
         expert_width=int(getattr(hf, "moe_intermediate_size", 0) or 0) * int(getattr(hf, "n_shared_experts", 0) or 0),
         token_shards=parallel.all2all_backend in TOKEN_SHARD_BACKENDS.get(version, ()),
+        hidden=int(getattr(hf, "hidden_size", 0) or 0),
+        streams=int(getattr(hf, "hc_mult", 0) or 0),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-FILES = [*sorted(HERE.glob("triton/test_*.py")), HERE.parent / "vllm_plugin/test_post_kernels.py"]
+FILES = [*sorted(HERE.glob("triton/test_*.py")), HERE.parent / "vllm_plugin/test_final_by_kernels.py"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs these tests where they stand")

@@ -141,6 +141,22 @@ def test_the_first_fitting_row_whose_backend_is_here_is_taken(monkeypatch):
     assert dispatch.backend("index_map", "cuda:0", PICO, 8).backend == "torch"
 
 
+def test_what_may_compute_is_told_without_a_card(monkeypatch):
+    """The same backends as with one, for a card with as many multiprocessors as were measured."""
+    monkeypatch.delenv(dispatch.FORCE, raising=False)
+    monkeypatch.setattr(dispatch, "card_of", lambda _device: Card("NVIDIA H200", (9, 0), 132))
+    for op in dispatch.REFERENCES:
+        for dims in ("flash", "micro", "a shape without a row"):
+            usable = [name for name, why in dispatch.usable(op, (9, 0), dims).items() if not why]
+            chosen = {dispatch.backend(op, "cuda:0", dims, n).backend for n in (1, 64, 8192)}
+            assert chosen <= {*usable, "torch"}, (op, dims)
+            assert usable or chosen == {"torch"}, (op, dims)
+    monkeypatch.setenv(dispatch.FORCE, "cuda")
+    assert "no row of it for flash" in dispatch.usable("mhc_seam", (12, 0), "flash")["cuda"]
+    with pytest.raises(DispatchError, match="unknown operation"):
+        dispatch.usable("mhc_seem", (9, 0), "flash")
+
+
 def recorded(record):
     return map(json.loads, (ROOT / record).read_text().splitlines())
 

@@ -59,6 +59,7 @@ def arm(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Markers]:
         monkeypatch.setattr(state, "markers", markers)
         monkeypatch.setattr(buffers, "_asked", set())
         monkeypatch.setattr(mhc_final_fused, "_promised", [])
+        monkeypatch.setattr(mhc_final_fused, "_looked", {})
         return markers
 
     return start

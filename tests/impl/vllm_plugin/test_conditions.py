@@ -1,11 +1,13 @@
 """What vLLM can be asked of a boot: rates of synthetic acceptance, by which arms are told apart; compilations."""
 
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from dsbench.engines.vllm import EACH_COMPILATION, TELLS_EACH
 from dsbench.parse.progress import compile_lines
+from impl.vllm_plugin import conditions
 from impl.vllm_plugin.conditions import synthetic_rates
 from impl.vllm_plugin.sites import Symbol, Text
 from tests.impl.vllm_plugin.extract import module_of
@@ -17,6 +19,18 @@ def test_rates_tell_arms_apart_that_a_length_no_longer_does():
 
     assert synthetic_rates(config([1.0, 1.0, 3.3 - 3, 0.0, 0.0])) == [1.0, 1.0, 0.3, 0.0, 0.0]
     assert synthetic_rates(config([1.0, 2.1 - 2, 0.0, 0.0, 0.0])) == [1.0, 0.1, 0.0, 0.0, 0.0]
+
+
+def test_an_edit_of_what_runs_inside_vllm_shows(tmp_path, monkeypatch):
+    """Kernels and their tuning, which the plugin takes from impl.ops, as well as Python."""
+    shutil.copytree(conditions.PACKAGE, tmp_path / "impl", ignore=shutil.ignore_patterns("weights", "__pycache__"))
+    monkeypatch.setattr(conditions, "PACKAGE", tmp_path / "impl")
+    seen = [conditions.sources_digest()]
+    for name in ("ops/cuda/mhc_few.cu", "ops/cuda/mhc_parts.cuh", "ops/tuning.json", "ops/triton/mhc.py", "dims.py"):
+        with (tmp_path / "impl" / name).open("a") as file:
+            file.write("\n")
+        seen.append(conditions.sources_digest())
+    assert len(set(seen)) == 6
 
 
 def test_where_the_target_verifies_there_are_none():

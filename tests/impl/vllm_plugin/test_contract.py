@@ -1,9 +1,12 @@
 """What each toggle relies on is there, in the real sources of every version that it claims."""
 
+import ast
+
 import pytest
 
 from impl.vllm_plugin import dummy
 from impl.vllm_plugin.install import PATCHES
+from impl.vllm_plugin.patch import DRAFT, MODEL, VERSIONS
 from impl.vllm_plugin.sites import Calls, Symbol, Text
 
 PAIRS = [(name, version) for name, patch in PATCHES.items() for version in patch.sites]
@@ -51,6 +54,37 @@ def test_dummy_weights(version, sources):
 )
 def test_what_measuring_relies_on(site, version, sources):
     assert site.fault(sources(version)) is None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(MODEL, "DeepseekV4Model"), (MODEL, "DeepseekV4ForCausalLM"), (DRAFT, "DSparkDeepseekV4Model")],
+)
+def test_no_compiler_traces_the_model(module, name, version, sources):
+    """Patches look at addresses and launch by ctypes, which torch.compile would not trace; decorators ask for it."""
+    path = sources(version).joinpath(*module.split(".")).with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    assert found.decorator_list == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_step_of_each_size_runs_before_its_capture(version, sources):
+    """Libraries are loaded and Triton compiles at the first call of a size, which a capture would not bear."""
+    path = sources(version) / "vllm/v1/worker/gpu/cudagraph_utils.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (manager,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "CudaGraphManager")
+    (capture,) = (node for node in manager.body if isinstance(node, ast.FunctionDef) and node.name == "capture")
+    lines = {
+        kind: [node.lineno for node in ast.walk(capture) if isinstance(node, ast.Call) and ast.unparse(node) == text]
+        for kind, text in (
+            ("eager", "forward_fn(CUDAGraphMode.NONE)"),
+            ("piecewise", "forward_fn(CUDAGraphMode.PIECEWISE)"),
+            ("graph", "torch.cuda.graph(graph, self.pool)"),
+        )
+    }
+    assert min(lines["eager"]) < min(lines["piecewise"] + lines["graph"]), lines
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from impl.ops import dispatch
 from impl.vllm_plugin import mhc_final_fused
 from impl.vllm_plugin.install import PATCHES
 from impl.vllm_plugin.patch import DRAFT, MODEL, VERSIONS
@@ -94,13 +95,13 @@ def layer(cls, seed):
 
 
 @pytest.fixture
-def target(sources, stand_in, arm):
+def target(sources, stand_in, arm, monkeypatch):
     """Build a target of a version under an arm; returns it, its module and the draft's, and the markers."""
 
     def build(version, toggles, method="dspark", aux=(2, 3)):
         markers = arm(toggles)
         model, draft = modules(sources(version), version, stand_in)
-        stand_in("impl.vllm_plugin.post_kernels", **vars(post_kernels()))
+        monkeypatch.setattr(dispatch, "kernel", lambda op, device, dims, tokens: KERNELS[op])
         model.DeepseekV4Model.layer_class = model.DeepseekV4DecoderLayer
         for name in filter(None, toggles.split(",")):
             for place, hook in PATCHES[name].hooks.items():
@@ -121,22 +122,35 @@ def callable_layer(item):
     return item
 
 
-def post_kernels():
-    """The fused kernels' meaning, in torch, over the same rounding as the stood-in POST."""
+def streams_of(residual, y, post, comb):
+    out = torch.empty_like(residual)
+    kernels.post(comb, residual, post, y, out, 4, kernels.HIDDEN)
+    return out
 
-    def streams(x, residual, post, comb):
-        out = torch.empty_like(residual)
-        kernels.post(comb, residual, post.squeeze(-1), x, out, 4, kernels.HIDDEN)
-        return out
 
-    def post_head(x, residual, post, comb, fn, scale, base, rms_eps, hc_eps):
-        out = torch.empty_like(x)
-        kernels.head(streams(x, residual, post, comb), fn, scale, base, out, kernels.HIDDEN, rms_eps, hc_eps, 4)
-        return out
+def post_mean(residual, y, post, comb, out):
+    out.copy_(streams_of(residual, y, post, comb).mean(dim=1))
 
-    return SimpleNamespace(
-        post_mean=lambda *a: streams(*a).mean(dim=1), post_head=post_head, fits=lambda *a: ""
-    )  # fmt: skip
+
+def post_head(residual, y, post, comb, weights, out, mean=None):
+    streams, w = streams_of(residual, y, post, comb), weights
+    kernels.head(streams, w.fn, w.scale, w.base, out, kernels.HIDDEN, w.rms_eps, w.hc_eps, 4)
+    if mean is not None:
+        mean.copy_(streams.mean(dim=1))
+
+
+def mean_and_head(*inputs):
+    assert inputs[6] is not None, "without a mean it is the head's operation"
+    post_head(*inputs)
+
+
+def head_alone(*inputs):
+    assert inputs[6] is None, "with a mean it is one operation for both"
+    post_head(*inputs)
+
+
+KERNELS = {"mhc_post_mean": post_mean, "mhc_post_head": head_alone, "mhc_post_mean_head": mean_and_head}
+"""The operations' meaning, in torch, over the same rounding as the stood-in POST."""
 
 
 def forward(model, n_tokens=TOKENS):
@@ -240,3 +254,62 @@ def test_a_promise_does_not_keep_old_streams_alive(target, monkeypatch):
     forward(patched)
     assert len(made) == 2
     assert held == []
+
+
+def test_a_mean_that_was_asked_for_is_there_before_the_next_layer_runs(target, monkeypatch):
+    """That layer may write over what the mean is made of."""
+    patched, *_ = target("0.26.0", f"{MTP},{FINAL}", aux=(1,))
+    second, asked, seen = type(patched.layers[1]), [], []
+    ask, run = mhc_final_fused.Promise.mean, second.__call__
+
+    def note(self, dim):
+        asked.append((ask(self, dim), streams_of(*self.inputs()).mean(dim=1)))
+        return asked[-1][0]
+
+    def look(self, *args, **kwargs):
+        done = run(self, *args, **kwargs)
+        seen.extend(torch.equal(mean, wanted) for mean, wanted in asked)
+        return done
+
+    monkeypatch.setattr(mhc_final_fused.Promise, "mean", note)
+    monkeypatch.setattr(second, "__call__", look)
+    forward(patched)
+    assert len(asked) == 1
+    assert seen == [True, True], "after the second layer, and after the third"
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda s: {**s, "residual": s["residual"].float()}, "residual of torch.bfloat16 (4, 4, 64), got"),
+        (lambda s: {**s, "post": s["post"].double()}, "post of torch.float32 (4, 4, 1), got torch.float64"),
+        (lambda s: {**s, "residual": s["residual"][:, :2].contiguous()}, "residual of torch.bfloat16 (4, 4, 64), got"),
+        (lambda s: {**s, "comb": s["comb"].transpose(1, 2)}, "not contiguous"),
+        (lambda s: {**s, "x": torch.zeros(4 * 64 + 1).bfloat16()[1:].view(4, 64)}, "multiple of 16 bytes"),
+    ],
+)
+def test_what_the_kernels_do_not_take_goes_vllms_way(change, word, target):
+    _, model, _, markers = target("0.26.0", f"{MTP},{FINAL}")
+    step = kernels.random_step(4)
+    taken = getattr(model, POST)(step["x"], step["residual"], step["post"], step["comb"])
+    assert isinstance(taken, mhc_final_fused.Promise)
+    changed = change(step)
+    refused = mhc_final_fused.refusal(changed["x"], changed["residual"], changed["post"], changed["comb"])
+    assert word in refused
+    if changed["residual"].shape == step["residual"].shape:
+        found = getattr(model, POST)(changed["x"], changed["residual"], changed["post"], changed["comb"])
+        assert isinstance(found, torch.Tensor)
+        assert list(markers.refused[FINAL]) == [refused]
+
+
+def test_without_a_kernel_every_step_goes_vllms_way(target, monkeypatch):
+    plain, *_ = target("0.26.0", "")
+    hidden, means = forward(plain)
+    patched, _, _, markers = target("0.26.0", f"{MTP},{FINAL}")
+    monkeypatch.setattr(dispatch, "kernel", lambda op, *rest: None if op == "mhc_post_mean_head" else KERNELS[op])
+    ours, our_means = forward(patched)
+    assert torch.equal(ours, hidden)
+    assert all(map(torch.equal, our_means, means))
+    assert FINAL not in markers.taken
+    (reason,) = markers.refused[FINAL]
+    assert "no kernel computes mhc_post_mean_head for (40, 4, 64) on cpu" in reason

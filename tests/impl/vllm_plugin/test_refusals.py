@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from impl.ops import dispatch
 from impl.toggles import ToggleSet
 from impl.vllm_plugin.facts import DEEPSEEK_V4, Facts
 from impl.vllm_plugin.install import PATCHES, named, start_refusal, version_refusal, wanted
@@ -12,7 +13,7 @@ from impl.vllm_plugin.patch import VERSIONS
 H200 = Facts(
     version="0.26.0", platform="sm90", architecture=DEEPSEEK_V4, method="dspark", runner="v2", heads=64, tp=1, pp=1,
     dp=1, expert_parallel=False, graph_mode="FULL_AND_PIECEWISE", draft_sample_method="probabilistic", synthetic=True,
-    expert_width=2048, token_shards=True,
+    expert_width=2048, token_shards=True, hidden=4096, streams=4,
 )  # fmt: skip
 REACHABLE = (
     "mtp_hidden_skip", "c128a_topk_shared", "dflash_staging_skip", "q_in_place", "mhc_residual_reuse",
@@ -45,6 +46,7 @@ def test_reachable_on_h200(name):
         ("mhc_final_fused", {"pp": 2}, "pipeline_parallel_size is 2"),
         ("mhc_final_fused", {"method": "mtp"}, "reads the streams before the head"),
         ("mhc_final_fused", {"version": "0.33.0", "expert_parallel": True, "tp": 2}, "gathers the streams"),
+        ("mhc_final_fused", {"streams": 2}, "mix 4 streams, and this model has 2"),
         ("mhc_residual_reuse", {"pp": 2}, "one pipeline stage"),
         ("mhc_input_reuse", {"platform": "other"}, "this platform is other"),
         ("sp_moe_config_aware", {}, "the gate stays off"),
@@ -131,3 +133,70 @@ def test_sources_that_changed_refuse_the_start(tmp_path, sources):
     reason = start_refusal([patch], H200, tmp_path, [patch.toggle])
     assert reason.startswith("toggle mtp_hidden_skip does not fit this vLLM 0.26.0: there is no module")
     assert isinstance(root, Path)
+
+
+FINAL = PATCHES["mhc_final_fused"]
+
+
+@pytest.fixture
+def backends(monkeypatch):
+    """Backends that are here, as dispatch sees them: those named have every operation, the others say why not."""
+    built = []
+
+    def here(*names, forced="", build=lambda: built.append("all")):
+        monkeypatch.setenv(dispatch.FORCE, forced)
+        written = dict.fromkeys(dispatch.REFERENCES)
+        monkeypatch.setattr(dispatch, "operations", lambda name: written if name in names else {})
+        monkeypatch.setattr(dispatch, "missing", lambda name: "" if name in names else f"there is no {name} compiler")
+        monkeypatch.setattr("impl.ops.cuda.build.build_all", build)
+        return built
+
+    return here
+
+
+@pytest.mark.parametrize(
+    ("names", "forced", "changes", "built"),
+    [
+        (("cuda", "triton"), "", {}, True),
+        (("cuda",), "", {}, True),
+        (("triton",), "", {}, False),
+        (("cuda", "triton"), "", {"platform": "sm120"}, False),
+        (("cuda", "triton"), "", {"hidden": 7168}, False),
+        (("cuda", "triton"), "triton", {}, False),
+        (("cuda", "triton"), "torch, mhc_post_mean=cuda, mhc_post_head=triton, mhc_post_mean_head=triton", {}, True),
+    ],
+)
+def test_one_backend_that_can_run_is_enough(names, forced, changes, built, backends):
+    """What has to be compiled is compiled before the start, where it would be taken."""
+    calls = backends(*names, forced=forced)
+    assert FINAL.refuse(with_(**changes)) is None
+    assert bool(calls) == built
+
+
+@pytest.mark.parametrize(
+    ("names", "forced", "changes", "words"),
+    [
+        ((), "", {}, "computes mhc_post_mean: triton: there is no triton compiler; cuda: there is no cuda compiler"),
+        (("cuda",), "", {"platform": "sm120"}, "mhc_post_mean: triton: there is no triton compiler"),
+        (("cuda",), "", {"hidden": 7168}, "mhc_post_mean: triton: there is no triton compiler"),
+        (("cuda", "triton"), "cuda", {"platform": "sm120"}, "no row of it for flash on this card"),
+        (("triton",), "cuda", {}, "mhc_post_mean: cuda: there is no cuda compiler"),
+        (("cuda", "triton"), "torch", {}, "torch: DSBENCH_OPS asks for it, and it is no kernel"),
+        (("cuda", "triton"), "mhc_post_head=torch", {}, "no kernel computes mhc_post_head: torch"),
+        (("cuda", "triton"), "tritom", {}, "unknown backend in DSBENCH_OPS 'tritom'"),
+    ],
+)
+def test_without_a_kernel_the_start_is_refused(names, forced, changes, words, backends):
+    backends(*names, forced=forced)
+    reason = FINAL.refuse(with_(**changes))
+    assert words in reason
+    assert "\n" not in reason
+
+
+def test_a_kernel_that_does_not_compile_refuses_the_start(backends):
+    def build():
+        raise RuntimeError("nvcc could not build mhc.cu: error: expected a ';'\nmore")
+
+    backends("cuda", "triton", build=build)
+    words = "nvcc could not build mhc.cu: error: expected a ';': DSBENCH_OPS=triton does without"
+    assert FINAL.refuse(H200) == words
