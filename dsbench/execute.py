@@ -249,7 +249,8 @@ def _boot(
                 "reason": reason,
                 "seconds": time.monotonic() - start,
                 "ready_seconds": ready_seconds,
-                "killed_by": booted and booted.killed_by,
+                # Of a boot that its harness broke off, whatever ended harness and engine at once: no kill of the engine.
+                "killed_by": booted.killed_by if booted and status != "interrupted" else None,
                 **log_facts(boot_dir / LOG, folder),
             }
         )

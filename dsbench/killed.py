@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 from collections.abc import Sequence
 
-from dsbench.engines.ended import signal_named
+from dsbench.engines.ended import KILLS, signal_named
 from dsbench.records import BootEnded, BootStarted, Plan, Record, Run
 
-KILLS = (signal.SIGKILL, signal.SIGTERM)
-"""Signals that come from outside. An engine that ends by another one, or with a code of its own, failed by itself."""
 RAN_COLD = "the engine of its warm-up was killed, so that it ran cold; repeated"
 
 

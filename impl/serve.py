@@ -165,7 +165,10 @@ def boot(config: EngineConfig, handshake: Handshake) -> Runner:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after `--until profile` or a stop signal, 2 for settings that cannot work, 1 for a failure."""
+    """Exit status: 0 after `--until profile`, 2 for settings that cannot work, 1 for a failure.
+
+    A stop signal ends the process by that signal, once everything is stopped.
+    """
     args = parser().parse_args(argv)
     logging.basicConfig(
         level=logging.INFO,
@@ -189,10 +192,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(args: argparse.Namespace, config: EngineConfig, handshake: Handshake, listener: socket.socket) -> int:
     """Answer on `listener` until a stop signal; `/health` says 503 until the engine has booted."""
+    caught: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn raises the signal again after its clean stop: it should end nothing then.
-        signal.signal(number, lambda *_: None)
-    return asyncio.run(_serve(args, config, handshake, listener))
+        # uvicorn raises the signal again after its own clean stop, when ours is still to be told of.
+        signal.signal(number, lambda number, _: caught.append(number))
+    status = asyncio.run(_serve(args, config, handshake, listener))
+    if caught and status == 0:
+        # Whoever started this process must see that it was ended, and did not end by itself.
+        signal.signal(caught[0], signal.SIG_DFL)
+        signal.raise_signal(caught[0])
+    return status
 
 
 async def _serve(args: argparse.Namespace, config: EngineConfig, handshake: Handshake, listener: socket.socket) -> int:

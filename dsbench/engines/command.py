@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dsbench.engines.bounded_get import find_status, get_status
+from dsbench.engines.ended import signal_of
 from dsbench.engines.engine import ReadBack, Running, boot_environment
 from dsbench.engines.read_back import read_back_all
 from dsbench.engines.secrets import redact
@@ -87,7 +88,9 @@ class RigServer(Server):
             healthy = self._healthy(deadline - time.monotonic())
             if healthy and not self._missing():
                 self.collect()
-                return self.read_ready()
+                ready = self.read_ready()
+                self._listens = ready.host, ready.port
+                return ready
             time.sleep(POLL_S)
         state = f"had not written {self._missing()[0]}" if healthy and self._missing() else "was not healthy"
         raise EngineFailed(f"rig at {self.rig.url} {state} within {deadline_s:g} s{self.last_words()}")
@@ -106,6 +109,10 @@ class RigServer(Server):
 
     def alive(self) -> bool:
         return self._healthy(COMMAND_S) if self.rig.detached else super().alive()
+
+    def ended_by(self) -> int | None:
+        """A start command is often a script, and tells the signal that ended its engine by a code."""
+        return signal_of(self.process.poll(), wrapped=True)
 
     def logs(self) -> list[Path]:
         return [self.log, *sorted(self.boot_dir.glob("rank*.log"))]

@@ -9,9 +9,22 @@ OWN_GROUP = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 
 
-def signal_of(code: int | None) -> int | None:
-    """The signal that ended a process, from its return code as `subprocess` gives it; None if none did."""
-    return -code if code is not None and code < 0 else None
+KILLS = (signal.SIGKILL, signal.SIGTERM)
+"""Signals that come from outside. An engine that ends by another one, or with a code of its own, failed by itself."""
+SHELL = 128
+"""A shell, and what wraps a command as one does, ends with this and the number of the signal that ended the command."""
+
+
+def signal_of(code: int | None, *, wrapped: bool = False) -> int | None:
+    """The signal that ended a process, from its return code as `subprocess` gives it; None if none did.
+
+    `wrapped`: of a shell or another wrapper, whose 137 and 143 tell that SIGKILL and SIGTERM ended what it ran.
+    """
+    if code is None:
+        return None
+    if wrapped and code - SHELL in KILLS:
+        return code - SHELL
+    return -code if code < 0 else None
 
 
 def signal_named(number: int) -> str:
@@ -22,9 +35,8 @@ def signal_named(number: int) -> str:
         return f"signal {number}"
 
 
-def killed_words(code: int | None, oom_kills_before: int | None) -> str:
-    """For an error message: which signal ended the process and where to look for its cause; '' if none did."""
-    number = signal_of(code)
+def killed_words(number: int | None, oom_kills_before: int | None) -> str:
+    """For an error message: that this signal ended the process and where to look for its cause; '' for None."""
     if number is None:
         return ""
     cause = ""

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from dsbench.engines.secrets import redact, redacted_end
 from dsbench.engines.strays import end_strays
 
 POLL_S = 0.02
+CONNECT_S = 1.0
 
 
 def end_with_parent(harness: int) -> None:
@@ -77,6 +79,8 @@ class Server:
         self._environment = {**os.environ, **environment}
         self._stop_s = stop_s
         self._guard: subprocess.Popen[bytes] | None = None
+        self._listens: tuple[str, int] | None = None
+        """Where it has answered that it is healthy."""
         self.killed_by: int | None = None
         """Known when the boot is left: the signal that ended the process before we did, None if there was none."""
 
@@ -116,8 +120,32 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.killed_by = signal_of(self.process.poll())
-        self.stop()
+        try:
+            if kind is None or issubclass(kind, Exception):
+                self._await_end()
+            self.killed_by = self.ended_by()
+        finally:
+            self.stop()
+
+    def ended_by(self) -> int | None:
+        """The signal that ended the process; None if none did, or if it runs."""
+        return signal_of(self.process.poll())
+
+    def _await_end(self) -> None:
+        """Wait for an engine that somebody else has asked to end: it listens no more, and takes its time to go.
+
+        Stopped now, it would look as if we had ended it.
+        """
+        deadline = time.monotonic() + self._stop_s
+        while self._listens and self.process.poll() is None and time.monotonic() < deadline:
+            try:
+                socket.create_connection(self._listens, CONNECT_S).close()
+            except ConnectionRefusedError:
+                time.sleep(POLL_S)
+            except OSError:
+                return
+            else:
+                return
 
     def wait_ready(self, deadline_s: float) -> Ready:
         """Wait for ready.json and then for /health. EngineFailed if the process ends or time runs out."""
@@ -130,6 +158,7 @@ class Server:
                 deadline = time.monotonic() + deadline_s
             ready = ready or self.read_ready()
             if ready and get_status(f"{ready.url}/health", left) == 200:
+                self._listens = ready.host, ready.port
                 return ready
             time.sleep(POLL_S)
         state = "never wrote ready.json" if ready is None else f"did not answer {ready.url}/health"
@@ -170,7 +199,7 @@ class Server:
 
     def last_words(self) -> str:
         """The signal that ended the process, if one did, and the last line of the log, for an error message."""
-        killed = killed_words(self.process.poll(), self._oom_kills)
+        killed = killed_words(self.ended_by(), self._oom_kills)
         try:
             lines = redacted_end(self.log, 4096).split("\n")
         except OSError:

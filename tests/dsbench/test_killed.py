@@ -1,8 +1,10 @@
 """Boots whose engine was killed under a harness that lived: marked and repeated once, real boots of the fake engine."""
 
+import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,13 @@ from dsbench import records as r
 from dsbench import store
 from dsbench.cli import main
 from dsbench.engines import embedded
+from dsbench.engines.bounded_get import find_status
 from dsbench.engines.strays import strays
 from dsbench.execute import execute
 from dsbench.judge import judge
 from dsbench.killed import RAN_COLD, to_repeat
 from dsbench.selftest.drill import undisturbed, without_repeats
-from dsbench.suite import load_suite
+from dsbench.suite import load_suite, parse_suite
 from tests.dsbench.cli.test_aa_plan import PROFILE
 
 SUICIDE = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), {})"]
@@ -147,7 +150,9 @@ def test_with_a_warm_up_go_the_boots_that_ran_cold(begin, fake):
     assert [(end.boot, reason) for end, reason in again] == [*((n, RAN_COLD) for n in (3, 4, 5, 6)), (1, MARK)]
     begun, verdict = resume(folder, plan, fake)
     assert (begun, verdict.word, verdict.void) == (5, "improved", [])
-    assert "boots repeated after an interruption: 3, 4, 5, 6" in verdict.notes
+    told = "they ran without their warm-up, whose engine was killed, and so are held to be cold"
+    assert f"boots repeated after {told}: 3, 4, 5, 6" in verdict.notes
+    assert not any("after an interruption" in note for note in verdict.notes)
     assert "boots repeated after their engine was killed: 1 (signal 9 (SIGKILL))" in verdict.notes
 
 
@@ -177,6 +182,82 @@ def test_an_engine_killed_while_it_serves_or_after_its_last_probe(make_plan, fak
     monkeypatch.setenv("FAKE_FAULT", "")
     execute(plan, folder, command=fake, quiet=True)
     assert judge(plan, store.load_records(folder)[0]).void == []
+
+
+REAL = parse_suite(
+    """
+name = "real"
+summary = "a boot of the engine itself"
+blocks = 1
+warmup_boots = 0
+guards = ["smoke.correct"]
+[probes.kv]
+[[probes.smoke.items]]
+prompt = "7*8="
+answer = 56
+[[probes.smoke.items]]
+prompt = "17+25="
+answer = 42
+""",
+    "real.toml",
+)
+
+
+@pytest.mark.parametrize(
+    ("moment", "told"),
+    [("ready", "the engine ended during the smoke probe"), ("after", "the engine ended after its last probe")],
+)
+def test_our_own_engine_that_is_told_to_end_from_outside_was_killed(make_plan, tmp_path, monkeypatch, moment, told):
+    """It stops cleanly, and takes its time; the harness's own stop of the second boot is none."""
+    plan = make_plan(suite=REAL, engine_args=["--dims", "pico", "--load-format", "dummy", "--seed", "0"])
+    folder = store.create(plan, tmp_path)
+    name = "record_markers" if moment == "ready" else "record_devices"
+    real, sent = getattr(executing, name), []
+
+    def terminate(*args):
+        real(*args)
+        if not sent and moment in args:
+            sent.extend(strays(folder))
+            (pid,) = sent
+            os.kill(pid, signal.SIGTERM)
+            if moment == "after":  # once it listens no more, and before it has ended
+                ready = json.loads((folder / "boots" / plan.boots[0].folder / "ready.json").read_text())
+                while find_status(f"http://127.0.0.1:{ready['port']}/health", 3.0) is not None:
+                    time.sleep(0.01)
+
+    monkeypatch.setattr(executing, name, terminate)
+    execute(plan, folder, quiet=True)
+    first, second = [x for x in store.load_records(folder)[0] if isinstance(x, r.BootEnded)]
+    assert (first.status, first.killed_by) == ("failed", signal.SIGTERM)
+    assert first.reason.startswith(f"{told}; killed by signal 15 (SIGTERM); its log ends: ")
+    assert (second.status, second.killed_by) == ("ok", None)
+    assert "boot-failed" in {reason.code for reason in judge(plan, store.load_records(folder)[0]).void}
+    execute(plan, folder, quiet=True)
+    assert ends_of(folder)[2:] == [(1, 1, "interrupted"), (1, 2, "ok")]
+
+
+def test_an_engine_that_ends_with_its_harness_was_not_killed_alone(make_plan, fake, small, tmp_path, monkeypatch):
+    """As a machine that shuts down ends them: the boot was broken off, and a later kill is the first one."""
+    plan = make_plan(suite=small.model_copy(update={"warmup_boots": 0}), blocks=1)
+    folder = store.create(plan, tmp_path)
+    real = executing.record_markers
+
+    def shut_down(*args):
+        monkeypatch.setattr(executing, "record_markers", real)
+        (pid,) = strays(folder)
+        os.kill(pid, signal.SIGTERM)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(executing, "record_markers", shut_down)
+    with pytest.raises(KeyboardInterrupt):
+        execute(plan, folder, command=fake, quiet=True)
+    (end,) = [x for x in store.load_records(folder)[0] if isinstance(x, r.BootEnded)]
+    assert (end.status, end.killed_by) == ("interrupted", None)
+    begun, verdict = resume(folder, plan, fake, n1=killing(signal.SIGKILL))
+    assert (begun, verdict.word) == (2, "void")
+    begun, verdict = resume(folder, plan, fake)
+    assert (begun, verdict.void) == (1, [])
 
 
 def test_records_of_older_versions_know_no_signal_and_repeat_nothing(make_plan, make_records):

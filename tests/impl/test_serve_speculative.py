@@ -20,7 +20,7 @@ DSPARK_SYNTHETIC = ("--speculative", "dspark", "--rejection-sample-method", "syn
 def stop(server: Server) -> None:
     server.client.close()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(30) == -signal.SIGTERM
 
 
 def texts(server: Server) -> list[list[int]]:

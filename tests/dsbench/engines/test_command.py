@@ -316,6 +316,53 @@ def test_the_engine_of_a_killed_boot_is_stopped_without_its_folder_too(killed):
     assert [status for _, status in ends(folder)] == ["interrupted", *["ok"] * 4]
 
 
+WRAPPED = """
+"$@" &
+engine=$!
+if rm "$KILL"; then
+    while [ ! -e "$DSBENCH_BOOT_DIR/$WHEN" ]; do sleep 0.05; done
+    sleep "$PAUSE"
+    kill -s "$SIGNAL" $engine
+fi
+wait $engine
+exit $?
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "when", "pause", "told"),
+    [
+        (signal.SIGKILL, "engine.log", 0, "start command ended with code 137; killed by signal 9 (SIGKILL): "),
+        (signal.SIGTERM, "ready.json", 1, "the engine ended "),
+    ],
+)
+def test_a_script_that_tells_of_a_kill_by_its_code(tmp_path, monkeypatch, number, when, pause, told):
+    """`sh -c` ends with 137 or 143 then; its own stop is none of that."""
+    engine, port = ROOT / "tests/dsbench/fake_engine.py", free()
+    line = json.dumps(["/bin/sh", "-c", WRAPPED, "sh", sys.executable, str(engine), "--port", str(port), "{args}"])
+    named = {"profile": "kv_profile", "conditions": "conditions", "markers": "markers"}
+    files = "\n".join(f'{name} = "{{boot_dir}}/{file}.rank0.json"' for name, file in named.items())
+    (path := tmp_path / "rig.toml").write_text(
+        f'start = {line}\nurl = "http://127.0.0.1:{port}"\n[[ranks]]\nlog = "{{boot_dir}}/engine.log"\n{files}\n'
+    )
+    (kill := tmp_path / "kill").touch()
+    told_script = {"KILL": kill, "WHEN": when, "PAUSE": pause, "SIGNAL": number.name[3:], "PYTHONPATH": ROOT}
+    for name, value in told_script.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("FAKE_TOKEN_S", "0.2")
+    (slow := tmp_path / "slow.toml").write_text(f"{SUITE}[probes.decode]\nstreams = [1]\ntokens = 10\nrepeats = 1\n")
+    plan = asked(tmp_path, path, toggles=("mhc_input_reuse",), suite_name=str(slow)).plan(blocks=1)
+    folder = store.create(plan, tmp_path / "results")
+    execute(plan, folder, quiet=True)
+    first, second = [record for record in store.load_records(folder)[0] if isinstance(record, r.BootEnded)]
+    assert (first.status, first.killed_by) == ("failed", number), first.reason
+    assert first.reason.startswith(told)
+    assert f"killed by signal {int(number)} ({number.name})" in first.reason
+    assert (second.status, second.killed_by) == ("ok", None)
+    execute(plan, folder, quiet=True)
+    assert ends(folder) == [(1, "failed"), (2, "ok"), (1, "interrupted"), (1, "ok")]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -208,6 +208,55 @@ def test_kills_for_memory_are_counted_where_the_kernel_tells_them(tmp_path, monk
                                                       (2, None, "dmesg")])  # fmt: skip
 def test_what_the_kernel_counts_is_no_question(monkeypatch, before, now, cause):
     monkeypatch.setattr(ended, "oom_kills", lambda: now)
-    assert cause in ended.killed_words(-9, before)
-    assert ended.killed_words(-15, before) == "; killed by signal 15 (SIGTERM)"
-    assert ended.killed_words(-40, before) == "; killed by signal 40"
+    assert cause in ended.killed_words(9, before)
+    assert ended.killed_words(15, before) == "; killed by signal 15 (SIGTERM)"
+    assert ended.killed_words(40, before) == "; killed by signal 40"
+    assert ended.killed_words(None, before) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "of_wrapper"),
+    [(None, None, None), (0, None, None), (1, None, None), (-9, 9, 9), (-11, 11, 11), (137, None, 9), (143, None, 15),
+     (128, None, None), (130, None, None), (139, None, None), (255, None, None)],
+)  # fmt: skip
+def test_codes_of_shells_tell_signals_where_a_shell_may_be(code, number, of_wrapper):
+    assert ended.signal_of(code) == number
+    assert ended.signal_of(code, wrapped=True) == of_wrapper
+
+
+GOING = """
+import http.server, json, os, pathlib, signal, sys, threading, time
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *args): pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+def leave(number, _):
+    server.socket.close()
+    print("leaving", flush=True)
+    time.sleep(1.5)
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+signal.signal(signal.SIGTERM, leave)
+pathlib.Path(os.environ["DSBENCH_BOOT_DIR"], "ready.json").write_text(
+    json.dumps({"host": "127.0.0.1", "port": server.server_port, "pid": os.getpid()}))
+server.serve_forever()
+"""
+
+
+def test_an_engine_that_is_on_its_way_out_when_its_boot_is_left_was_killed(start):
+    with start(GOING, stop_s=5.0) as server:
+        server.wait_ready(20)
+        os.kill(server.process.pid, signal.SIGTERM)
+        while "leaving" not in server.log.read_text():
+            time.sleep(0.02)
+        assert server.alive()
+    assert server.killed_by == signal.SIGTERM
+
+
+def test_an_engine_that_still_listens_is_not_waited_for(start):
+    with start(GOING, stop_s=5.0) as server:
+        server.wait_ready(20)
+        began = time.monotonic()
+    assert server.killed_by is None
+    assert time.monotonic() - began < 4.0
