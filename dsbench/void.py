@@ -39,7 +39,11 @@ def boots_ended(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
             )
         elif not boot.ok:
             mend = "read the boot's engine.log, mend the engine, and run again"
-            if was_killed(boot.ended):
+            if was_killed(boot.ended) and boot.killed_by:
+                # A kill that was repeated stands behind this one; `to_repeat` takes no second.
+                told = "the engine was killed in this boot before, so --resume does not repeat it again"
+                mend = f"{told}: mend what kills it (see dmesg for memory that ran out), and begin a new experiment"
+            elif was_killed(boot.ended):
                 told = "go on with dsbench ab --resume, which repeats a boot whose engine was killed, once"
                 mend = f"{told}; if it is killed again, mend what kills it and run again"
             yield VoidReason(
