@@ -82,6 +82,8 @@ def tokens_of(variant):
     """A ragged last tile; for a cluster three tiles for its first chain, so that every buffer is used again."""
     if "groups" in variant:  # two tiles for every team of a block, a third for one
         return [16 * 6 + 5]
+    if "tiles" in variant:  # a block with all of its tiles, and one with a part of them
+        return [16 * variant["tiles"] + 21]
     return [16 * 2 * variant["chains"] + 5] if "cluster" in variant else [1, 17]
 
 
@@ -215,6 +217,18 @@ def test_how_the_work_is_cut_leaves_the_bits_alone(emulated, op, more):
         assert all(torch.equal(x, y) for x, y in zip(plain, placed, strict=True))
 
 
+@pytest.mark.parametrize("op", ["mhc_seam", "mhc_pre", "mhc_post_head", "mhc_post_mean_head"])
+@pytest.mark.parametrize("tiles", [2, 4])
+def test_tiles_of_a_block_leave_the_bits_alone(emulated, op, tiles):
+    a = acts(16 * tiles + 21)
+    alone = mhc_cases.call(op, kernels.OPERATIONS[op], a, {"splits": 64})
+    together = mhc_cases.call(op, kernels.OPERATIONS[op], a, {"splits": 64, "tiles": tiles})
+    assert all(torch.equal(x, y) for x, y in zip(alone, together, strict=True))
+    if op == "mhc_seam":
+        placed = mhc_cases.call(op, kernels.seam, a.copy(), {"splits": 64, "tiles": tiles}, reuse=True)
+        assert all(torch.equal(x, y) for x, y in zip(alone, placed, strict=True))
+
+
 @pytest.mark.parametrize("more", [{"unit": 16}, {"unit": 0}, {"fn": 2}, {"fn": -1}])
 def test_another_cut_of_the_rows_is_named(emulated, more):
     with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, hints 0, unit"):
@@ -224,6 +238,11 @@ def test_another_cut_of_the_rows_is_named(emulated, more):
 def test_pre_has_no_hints(emulated):
     with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, hints 1"):
         kernels.pre(acts(1).residual, mhc_cases.weights()[0], groups=1, hints=1)
+
+
+def test_no_tiles_is_named(emulated):
+    with pytest.raises(RuntimeError, match=r"mhc_few\.cu: no kernel of splits 64, tiles 0"):
+        kernels.seam(*acts(1).all(), mhc_cases.weights()[0], splits=64, tiles=0)
 
 
 def test_what_was_not_compiled_is_named(emulated):
