@@ -45,18 +45,21 @@ def coherence_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[st
             f"finding, the baseline itself recalls {sum(needles)} of {len(needles)} needles: little is left to lose, "
             "so take shorter prompts or another model"
         )
-    steady = _always(boots, plan.baseline.name)
+    steady = _always(boots, plan.baseline.name)[1]
     for arm in plan.arms[1:]:
-        lost = sorted(steady - _always(boots, arm.name))
+        asked, recalled = _always(boots, arm.name)
+        both = steady & asked
+        lost = sorted(both - recalled)
         if lost:
             yield (
-                f"finding, needles lost alone: {arm.name} loses {len(lost)} of {len(steady)} that "
+                f"finding, needles lost alone: {arm.name} loses {len(lost)} of {len(both)} that "
                 f"{plan.baseline.name} recalls with one request at a time, the first is {lost[0]}"
             )
 
 
-def _always(boots: Sequence[BootEvidence], arm: str) -> set[str]:
-    """Needles asked for alone that every boot of an arm recalled."""
+def _always(boots: Sequence[BootEvidence], arm: str) -> tuple[set[str], set[str]]:
+    """Needles asked for alone that an arm has answers for, and those that every boot recalled."""
     mine = [o for b in boots if b.planned.arm == arm for o in b.readings.get("coherence.recall", ())]
     alone = [o for o in mine if o.item and o.item.startswith(ALONE)]
-    return {str(o.item) for o in alone} - {str(o.item) for o in alone if o.value != 1}
+    asked = {str(o.item) for o in alone}
+    return asked, asked - {str(o.item) for o in alone if o.value != 1}

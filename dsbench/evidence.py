@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from dsbench.fingerprint import Host
+from dsbench.killed import RAN_COLD
 from dsbench.records import (
     BootEnded,
     BootStarted,
@@ -45,6 +46,8 @@ class BootEvidence:
     """Machine of a pool; None for the harness's own."""
     repeated: bool = False
     """Whether an earlier attempt was interrupted."""
+    ran_cold: bool = False
+    """Whether an earlier attempt ran cold: the engine of its warm-up had been killed."""
     killed_by: int | None = None
     """Signal that killed the engine of an earlier attempt."""
 
@@ -82,16 +85,17 @@ def gather(plan: Plan, records: Sequence[Record]) -> list[BootEvidence]:
     events = [record for record in records if not isinstance(record, Observation)]
     tries: dict[int, dict[int, str | None]] = {number: {} for number in planned}
     interrupted: set[tuple[int, str | None]] = set()
+    cold: set[tuple[int, str | None]] = set()
     killed: dict[tuple[int, str | None], int] = {}
     for record in events:
         if isinstance(record, BootStarted) and record.boot in tries:
             tries[record.boot][record.attempt] = record.host
         elif isinstance(record, BootEnded) and record.status == "interrupted" and record.boot in tries:
             place = record.boot, tries[record.boot].get(record.attempt)
-            if record.killed_by is None:
-                interrupted.add(place)
-            else:
+            if record.killed_by is not None:
                 killed[place] = record.killed_by
+            else:
+                (cold if record.reason == RAN_COLD else interrupted).add(place)
     last = {number: max(hosts) for number, hosts in tries.items() if hosts}
     measuring = {tries[n][last[n]] for n in last if planned[n].phase == "measured"}
     found: dict[tuple[int, int], BootEvidence] = {}
@@ -104,13 +108,14 @@ def gather(plan: Plan, records: Sequence[Record]) -> list[BootEvidence]:
             chosen = {tries[number][last[number]]: last[number]}
         for host, attempt in chosen.items():
             # An earlier attempt at a measured boot may have run on another host; warm-ups have a host of their own.
-            seen = [p for p in (*interrupted, *killed) if p[0] == number and (boot.phase == "measured" or p[1] == host)]
+            seen = [p for p in (*interrupted, *cold, *killed) if p[0] == number and (boot.phase == "measured" or p[1] == host)]
             again = seen if attempt > 1 else []
             # An attempt that never was gets a place of its own, where no record will find it.
             found[number, attempt or -len(found)] = BootEvidence(
                 boot,
                 host=host,
                 repeated=any(place in interrupted for place in again),
+                ran_cold=any(place in cold for place in again),
                 killed_by=next((killed[place] for place in again if place in killed), None),
             )
     for record in events:

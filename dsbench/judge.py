@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dsbench.by_host import differs_reasons, unequal
 from dsbench.claims import corrected, is_unproven_gain
@@ -31,6 +31,9 @@ from dsbench.void import void_reasons
 UNKNOWN = "unknown on this platform"
 REPEATED = "boots repeated after"
 """How notes on repeated boots begin."""
+COLD = "they ran without their warm-up, whose engine was killed, and so are held to be cold"
+VOIDED = "of a void experiment, so no evidence for or against an arm"
+"""How what was found begins where nothing is compared."""
 TOLD = ("device-unknown", "device-slowed")
 """Codes of findings that end no comparison and that a reader must know of."""
 
@@ -64,13 +67,18 @@ def judge(plan: Plan, records: Sequence[Record]) -> ExperimentVerdict:
             *plan.notes,
             *unequal(hosts, usable),
             *_declared_notes(plan, usable),
-            *acceptance_findings(plan, usable),
-            *law_findings(plan, usable),
-            *coherence_findings(plan, usable),
-            *toolcall_findings(plan, usable),
+            *(f"{VOIDED}: {finding}" if void else finding for finding in _findings(plan, usable)),
             *_boot_notes(plan, boots),
         ],
     )
+
+
+def _findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
+    """What replies and drafts show beside the rows."""
+    yield from acceptance_findings(plan, boots)
+    yield from law_findings(plan, boots)
+    yield from coherence_findings(plan, boots)
+    yield from toolcall_findings(plan, boots)
 
 
 def resolved(verdict: ExperimentVerdict) -> bool:
@@ -224,9 +232,12 @@ def _boot_notes(plan: Plan, boots: Sequence[BootEvidence]) -> list[str]:
         if found:
             numbers = ", ".join(str(number) for number in sorted({number for number, _ in found}))
             notes.append(f"{found[0][1]} (boots: {numbers})")
-    repeated = sorted({boot.number for boot in boots if boot.repeated})
-    if repeated:
-        notes.append(f"{REPEATED} an interruption: {', '.join(map(str, repeated))}")
+    for after, numbers in (
+        ("an interruption", {boot.number for boot in boots if boot.repeated}),
+        (COLD, {boot.number for boot in boots if boot.ran_cold}),
+    ):
+        if numbers:
+            notes.append(f"{REPEATED} {after}: {', '.join(map(str, sorted(numbers)))}")
     if killed := [f"{boot.number} ({signal_named(boot.killed_by)})" for boot in boots if boot.killed_by]:
         notes.append(f"{REPEATED} their engine was killed: {', '.join(dict.fromkeys(killed))}")
     return notes

@@ -23,11 +23,12 @@ REQUESTS = [f"c{n} unique s{seed} #{number}" for n in (1, 8) for seed in (1, 2) 
 def verdict(make_records):
     """The verdict where these items are 0 in these arms, with such a text."""
 
-    def give(lost=(), unsound=(), arms="b", text="leaked control token: the log <x>"):
+    def give(lost=(), unsound=(), arms="b", text="leaked control token: the log <x>", unasked=(), failed=False):
         def observed(record):
             bad = PLAN.boots[record.boot - 1].arm in arms
             if record.metric == "coherence.recall":
-                for item in (f"{request} needle {k}" for request in REQUESTS for k in (1, 2)):
+                asked = [request for request in REQUESTS if not (bad and request in unasked)]
+                for item in (f"{request} needle {k}" for request in asked for k in (1, 2)):
                     value = int(not (bad and item in lost))
                     yield record.model_copy(update={"item": item, "value": value, "cluster": item[:-9]})
             elif record.metric in ("coherence.clean", "coherence.finished"):
@@ -46,6 +47,8 @@ def verdict(make_records):
                 if (record.boot, record.metric) not in seen:
                     records += observed(record)
                 seen.add((record.boot, record.metric))
+            elif isinstance(record, r.Check) and failed and record.boot == PLAN.boots[-1].number:
+                records.append(record.model_copy(update={"status": "failed", "reason": "1 request had no answer"}))
             else:
                 records.append(record)
         return judge(PLAN, records)
@@ -109,3 +112,20 @@ def test_a_baseline_that_recalls_little_has_little_to_lose(verdict):
         "another model"
     ]
     assert findings(verdict(lost=everything[:17], arms="ab")) == []
+
+
+def test_needles_that_were_not_asked_for_are_not_lost(verdict):
+    """Void, as their items are not there; what is told must not count them, all the same."""
+    alone = [note for note in verdict(unasked=REQUESTS[:1]).notes if "lost alone" in note]
+    assert alone == []
+    item = f"{REQUESTS[1]} needle 1"
+    (alone,) = [note for note in verdict(unasked=REQUESTS[:1], lost=[item]).notes if "lost alone" in note]
+    assert alone.endswith(f"b loses 1 of 2 that a recalls with one request at a time, the first is {item}")
+
+
+def test_what_is_found_in_a_void_experiment_says_that_it_is_void(verdict):
+    told = verdict(lost=[f"{REQUESTS[0]} needle 2"], unsound=[REQUESTS[5]], failed=True)
+    assert (told.word, findings(told)) == ("void", [])
+    found = [note for note in told.notes if "finding, " in note]
+    assert len(found) == 2
+    assert all(note.startswith("of a void experiment, so no evidence for or against an arm: finding, ") for note in found)

@@ -104,8 +104,8 @@ def test_a_boot_whose_engine_is_killed_a_second_time_stays_failed(begin, fake):
     assert (begun, verdict.word) == (1, "void")
     (failed,) = [reason for reason in verdict.void if reason.code == "boot-failed"]
     assert failed.mend == (
-        "the engine was killed in this boot before, so --resume does not repeat it again: mend what kills it (see dmesg "
-        "for memory that ran out), and begin a new experiment"
+        "the engine was killed in this boot before, so --resume does not repeat it again: mend what kills it "
+        "(see dmesg for memory that ran out), and begin a new experiment"
     )
     assert "boots repeated after their engine was killed: 2 (signal 9 (SIGKILL))" in verdict.notes
     assert to_repeat(plan, store.load_records(folder)[0]) == []

@@ -3,7 +3,7 @@
 import pytest
 
 from dsbench import records as r
-from dsbench.judge import judge
+from dsbench.judge import VOIDED, judge
 from dsbench.sanity import plausible
 from tests.dsbench.probes.serving import plan_of
 
@@ -36,7 +36,8 @@ def findings(make_records, positions, **options):
 
 
 def notes(make_records, positions, kind="prose", rounds=200, temperature="t=1", base=None):
-    """All notes; the baseline accepts half of the drafts, or so many."""
+    """All notes of an experiment that has nothing but drafts, and so is void; the baseline accepts half of them, or so
+    many."""
     plan = plan_of(TABLE, speculative="dspark")
     records = []
     for record in make_records(plan):
@@ -46,7 +47,7 @@ def notes(make_records, positions, kind="prose", rounds=200, temperature="t=1", 
             good = plan.boots[record.boot - 1].arm == "b"
             usual = base or [rounds // 2] * len(positions)
             records += of_boot(record, positions if good else usual, rounds, kind, temperature)
-    return judge(plan, records).notes
+    return [note.removeprefix(f"{VOIDED}: ") for note in judge(plan, records).notes]
 
 
 def of_boot(record, positions, rounds, kind, temperature):

@@ -396,5 +396,6 @@ def test_a_host_whose_warm_up_was_killed_is_warmed_again_with_its_blocks(pooled,
     assert pool.begun == [("b", warmups), ("b", block)]
     verdict = judge(plan, store.load_records(folder)[0])
     assert verdict.void == []
-    assert f"boots repeated after an interruption: {', '.join(map(str, block))}" in verdict.notes
+    told = "they ran without their warm-up, whose engine was killed, and so are held to be cold"
+    assert f"boots repeated after {told}: {', '.join(map(str, block))}" in verdict.notes
     assert "boots repeated after their engine was killed: 1 (signal 9 (SIGKILL))" in verdict.notes
