@@ -25,11 +25,12 @@ _KEYS = re.compile(
 )
 """Shapes of keys that services hand out."""
 _NAMED = re.compile(
-    r"(?i)((?:api[_-]?key|access[_-]?key|auth[_-]?token|hf[_-]token|secret|passwd|password|bearer)[\"']?"
+    r"(?i)((?:api[_-]?key|access[_-]?key|auth[_-]?token|hf[_-]token|secret|passwd|password|bearer"
+    r"|authorization[\"']?\s*[=:]\s*[\"']?basic)[\"']?"
     r"(?:\s*[=:]\s*|\s+)[\"']?)(?!\d+\b)([^\s\"',;&}\]]{6,})"
 )
 _SET = re.compile(
-    r"\b([A-Z][A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?)=[\"']?)(?!\d+\b)([^\s\"',;]{6,})"
+    r"\b([A-Z][A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIALS?|AUTHORIZATION)=[\"']?)(?!\d+\b)([^\s\"',;]{6,})"
 )
 _FLAG = re.compile(
     r"((?<!-)--[\w-]{0,64}?(?:token|password|secret|key)(?:=|\s+)[\"']?)(?!\d+\b)([^\s\"',;-][^\s\"',;]{5,})"

@@ -23,13 +23,15 @@ FIXED = (
 )  # fmt: skip
 """Keys of our records whose values come from the plan or from fixed lists."""
 
-_NAME = re.compile(r"(?i)(?:^|_)(?:api_?key|key|token|secret|password|passwd|credentials?)$")
+_NAME = re.compile(r"(?i)(?:^|_)(?:api_?key|key|token|secret|password|passwd|credentials?|authorization)$")
 _FLAG = re.compile(r"(?i)(?:^|\s)(--(?:api-?key|hf-token|password|token))(?:=|\s+|$)(?![\"']?[$`])")
 """A flag that takes a secret, unless a shell fills it in."""
 _USER = re.compile(r":/+[^\s/?#:]*:(?![$`{])[^\s/?#]+@")
 """User and password in a URL."""
 _SET = re.compile(r"(?:^|(?<=[\s?&;,\"'=]))([A-Za-z_]\w*)=(?=[\"']?(?!\d+(?:[\s\"'&;,]|$))[^\s\"'$`{<\[(&;,])")
 """A name with a value of its own: of no shell, no place that is filled in later, and no number."""
+_SCHEME = re.compile(r"(?i)(?:^\s*|authorization[\"']?\s*[:=]\s*)[\"']?(basic|bearer)\s+[\"']?(?![$`{<\[(])[^\s\"']")
+"""What an Authorization header holds: alone, or behind the header's name."""
 _PLAIN = re.compile(r"[^\W\d_]+(?:[-_ ][^\W\d_]+)?|\d+")
 """Words and numbers, which a text may have by chance."""
 LEAST_IN_PROSE = 8
@@ -166,6 +168,9 @@ def refuse_secret(place: str, text: str, *, prose: bool = False) -> None:
             raise InputError(f"{place} holds the value of {name}: {MEND}, VLLM_API_KEY for endpoints")
     if prose:
         return
+    if scheme := _SCHEME.search(text):
+        told = f"holds an Authorization of the kind {scheme[1].capitalize()}"
+        raise InputError(f"{place} {told}: {MEND}, VLLM_API_KEY for endpoints")
     if _USER.search(text):
         raise InputError(f"{place} holds user:password@ in a URL: {MEND}, VLLM_API_KEY for endpoints")
     if flag := _FLAG.search(text):

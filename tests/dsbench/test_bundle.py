@@ -202,6 +202,9 @@ def test_what_is_left_alone(text):
         ("AKIAABCDEFGHIJKLMNOP", "AKIAABCD"),
         ("-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----", "MIIE"),
         ("Authorization: Bearer abcdefghij", "abcdefghij"),
+        ("Authorization: Basic YWRhOnB3MTIz", "YWRhOnB3MTIz"),
+        ("PROXY_AUTHORIZATION=abcdefghij", "abcdefghij"),
+        ("AUTHORIZATION='Basic YWRhOnB3MTIz'", "YWRhOnB3MTIz"),
     ],
 )
 def test_shapes_that_are_taken_out(text, gone):

@@ -20,12 +20,15 @@ from dsbench.engines.secrets import (
 from dsbench.errors import InputError
 
 
-@pytest.mark.parametrize("name", ["VLLM_API_KEY", "HF_TOKEN", "AWS_SECRET", "DB_PASSWORD", "apikey"])
+@pytest.mark.parametrize("name", ["VLLM_API_KEY", "HF_TOKEN", "AWS_SECRET", "DB_PASSWORD", "apikey", "AUTHORIZATION",
+                                  "PROXY_AUTHORIZATION", "Authorization"])  # fmt: skip
 def test_names_that_may_hold_a_secret(name):
     assert is_secret(name)
 
 
-@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM", "KEYBOARD", "X"])
+@pytest.mark.parametrize(
+    "name", ["CUDA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM", "KEYBOARD", "X", "AUTHORIZATION_MODE"]
+)
 def test_names_that_hold_none(name):
     assert not is_secret(name)
 
@@ -36,8 +39,14 @@ def test_values_are_taken_out_of_a_text():
 
 
 @pytest.mark.parametrize(
-    ("args", "env"), [(["--api-key", "x"], {}), (["--hf-token=x"], {}), ([], {"VLLM_API_KEY": "secret"})]
-)
+    ("args", "env"),
+    [
+        (["--api-key", "x"], {}), (["--hf-token=x"], {}), ([], {"VLLM_API_KEY": "secret"}),
+        ([], {"AUTHORIZATION": "Basic dXNlcjpwYXNz"}), ([], {"PROXY_AUTHORIZATION": "x"}),
+        ([], {"OTEL_HEADERS": "Basic dXNlcjpwYXNz"}), ([], {"X": "bearer abc.def"}),
+        ([], {"OTEL_HEADERS": "authorization=Basic dXNlcjpwYXNz"}),
+    ],
+)  # fmt: skip
 def test_a_secret_that_would_be_stored_is_refused(args, env):
     with pytest.raises(InputError, match="would be stored with the plan"):
         refuse_secrets(args, env)
@@ -88,6 +97,11 @@ def test_the_end_of_a_file_begins_with_no_part_of_a_secret(before, size, secret)
         ("exec env MY_PASSWORD='hunter2secret' serve", "gives MY_PASSWORD a value"),
         ("exec serve --api-key hunter2secret", "--api-key would be stored"),
         ("--password=hunter2secret", "--password would be stored"),
+        ("AUTHORIZATION=Basic hunter2secret", "holds an Authorization of the kind Basic"),
+        ("PROXY_AUTHORIZATION=hunter2secret", "gives PROXY_AUTHORIZATION a value"),
+        ("Bearer hunter2secret", "holds an Authorization of the kind Bearer"),
+        ("--header=Authorization: bearer hunter2secret", "holds an Authorization of the kind Bearer"),
+        ('{"Authorization": "Basic hunter2secret"}', "holds an Authorization of the kind Basic"),
     ],
 )
 def test_a_literal_secret_is_refused_but_not_in_prose(text, said):
@@ -106,6 +120,7 @@ def test_a_literal_secret_is_refused_but_not_in_prose(text, said):
         "http://127.0.0.1:8000/a@b", "http://[::1]:8000", "ssh://git@host/x", "http://user@host", "--max-tokens=5",
         "HF_TOKEN=$HF_TOKEN", 'sh -c "API_KEY=$(cat key) serve --api-key $API_KEY"', "cache_key=7 x", "-e HF_TOKEN",
         "http://u:$PASS@proxy", "--kv-cache-dtype=fp8", "MODEL=/models/token", "--tokenizer=x", "--stop-token=y",
+        "Authorization: Bearer $VLLM_API_KEY", "Bearer {key}", "basic", "Basic", "a basic set", "bearer-x y",
         "http://h/v1?session=3", "{args}", "HF_TOKEN={args}", "--token-embedding=z",
     ],
 )  # fmt: skip
