@@ -138,6 +138,8 @@ class Plan(_Noun):
     """What spreads the blocks over hosts, `ray`; None where all boots run on the machine of the harness."""
     policy: Policy | None = None
     """Of the gate that the verdict is held against; None without one."""
+    rerun_of: str | None = None
+    """Experiment that this is the second run of, for a gate that it left open: what is open now has failed."""
     notes: list[str]
     """What the plan decided on its own, such as toggles that it turned on in both arms."""
 

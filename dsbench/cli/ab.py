@@ -132,12 +132,12 @@ def ab(
         raise InputError("--reuse-baseline and --until-resolved: boots at other times cannot be added look by look")
     source = None if reuse_baseline is None else resolve(reuse_baseline, out)
 
-    def begin() -> tuple[Plan, Path]:
-        """A plan and its folder; a second time they are those of a second run."""
+    def begin(rerun_of: str | None = None) -> tuple[Plan, Path]:
+        """A plan and its folder, of a first run or of the second run of an experiment."""
         plan = Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved)
         plan = _pooled(plan, out) if pool else snapshot(plan, out)
         plan = with_baseline_of(plan, source) if source else plan
-        plan = gate_of(plan, policy_file) or plan
+        plan = (gate_of(plan, policy_file) or plan).model_copy(update={"rerun_of": rerun_of})
         folder = create(plan, out)
         if source:
             copy_records(plan, source, folder)

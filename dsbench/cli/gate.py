@@ -84,8 +84,8 @@ def gate(
     return outcome.exit_code
 
 
-def held(stored: Result, policy: Policy, told: Told, *, again: bool) -> Outcome:
-    """The outcome of one stored result."""
+def held(stored: Result, policy: Policy, told: Told, *, again: bool = False) -> Outcome:
+    """The outcome of one stored result; `again` says of one whose plan does not that it is a second run."""
     from dsbench.against import against
     from dsbench.gate import gate as hold
     from dsbench.gate import judged_under, under, without_baseline
@@ -93,6 +93,7 @@ def held(stored: Result, policy: Policy, told: Told, *, again: bool) -> Outcome:
 
     if not stored.records:
         raise InputError(f"{stored.folder} has no records: run it with dsbench ab --resume {stored.folder}")
+    again = again or stored.plan.rerun_of is not None
     verdict = judged_under(stored.plan, stored.records, policy)
     if told.baseline is None or verdict.word == "void":
         return hold(verdict, policy, again=again)
@@ -117,26 +118,26 @@ def gate_of(plan: Plan, policy_file: str | None) -> Plan | None:
 
 
 def gate_run(
-    plan: Plan, folder: Path, told: Told, as_json: bool, begin: Callable[[], tuple[Plan, Path]] | None = None
+    plan: Plan, folder: Path, told: Told, as_json: bool, begin: Callable[[str], tuple[Plan, Path]] | None = None
 ) -> int:
-    """Run the plan and hold it against its policy; where that asks for it, run the one that `begin` gives, too."""
+    """Run the plan and hold it against its policy; where that asks for it, run the one that `begin` gives as the second
+    run of an experiment, too."""
     from dsbench.cli.ab import run
     from dsbench.cli.refused import nothing_left_if_refused
     from dsbench.store import Result
 
-    again = False
+    resumed = begin is None
     while True:
         assert plan.policy is not None
         # What has run stays, whatever becomes of the gate.
-        resumed = begin is None and not again
         on = "dsbench ab --gate --resume"
         with nothing_left_if_refused(folder, on, "dsbench gate", kept=resumed):
             verdict = run(plan, folder, as_json=False, quiet=as_json, resume=on)
-        outcome = held(Result(folder, plan=plan), plan.policy, told, again=again)
+        outcome = held(Result(folder, plan=plan), plan.policy, told)
         if outcome.word != "rerun" or begin is None:
             break
         click.echo(f"{outcome.sentence} This is the second run.", err=True)
-        (plan, folder), begin, again = begin(), None, True
+        (plan, folder), begin = begin(plan.id), None
     tell(plan, outcome, told, as_json, verdict)
     return outcome.exit_code
 

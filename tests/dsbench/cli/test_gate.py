@@ -34,8 +34,24 @@ def test_what_is_open_runs_once_more_and_then_fails(dsbench):
     assert json.loads((first / "plan.json").read_text())["policy"]["inconclusive"] == "rerun"
     alone = dsbench("gate", first.name, code=3)
     assert "Gate open, run once more: mhc_input_reuse kv.peak_activation_bytes" in alone.stdout
-    dsbench("gate", second.name, "--rerun-of", first.name, code=1)
+    plans = [json.loads((folder / "plan.json").read_text()) for folder in (first, second)]
+    assert [plan["rerun_of"] for plan in plans] == [None, first.name]
+    for again in ("gate", second.name), ("gate", second.name, "--rerun-of", first.name):
+        assert "in the rerun too" in dsbench(*again, code=1).stdout
     assert "no second run" in dsbench("gate", first.name, "--rerun-of", first.name, code=2).stderr
+
+
+def test_a_second_run_that_is_resumed_stays_the_second(dsbench):
+    """Cut off before its first boot: the first run ends at 3, run it once more, and the second must not."""
+    rules = policy('inconclusive = "rerun"\n')
+    dsbench(*AB, "--gate", rules, fault="nondeterministic@baseline", code=1)
+    first, second = sorted(Path("results").iterdir(), key=lambda folder: (folder / "plan.json").stat().st_mtime_ns)
+    for folder, code, said in (first, 3, "run once more"), (second, 1, "in the rerun too"):
+        (folder / "records.jsonl").write_text("")
+        again = ("ab", "--gate", "--resume", folder.name)
+        ran = dsbench(*again, fault="nondeterministic@baseline", code=code)
+        assert said in ran.stdout
+        assert len(list(Path("results").iterdir())) == 2
 
 
 def test_a_gate_changes_nothing_and_agrees_with_the_one_that_ran(dsbench):
