@@ -7,24 +7,44 @@ that is lost by a request alone is no effect of the batch (measurement.md sectio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dsbench.evidence import BootEvidence
 from dsbench.probes.coherence import UNSEEN
-from dsbench.records import Plan
+from dsbench.records import Observation, Plan
 
+CLEAN = "coherence.clean"
+NOT_ALIKE = "not asked alike"
+"""How a row says that its arms were asked for different things; no number of blocks mends that."""
 ALONE = "c1 "
 """Beginning of the items that were asked one at a time."""
 LEAST_RECALL = 0.5
 """Share of needles below which a baseline has too little to lose."""
 
 
+def asked_apart(arms: Sequence[str], observed: Sequence[Mapping[int, Sequence[Observation]]]) -> str:
+    """Why replies of two arms say nothing of leaks: control tokens are shown in some, and hidden in others; '' where
+    all are alike. `observed` holds the readings of `coherence.clean` of each arm, by boot."""
+    shown = [[not _hidden(o) for seen in boots.values() for o in seen] for boots in observed]
+    if len({*shown[0], *shown[1]}) < 2:
+        return ""
+    told = " and ".join(f"{sum(of)} of {len(of)} replies of {arm}" for arm, of in zip(arms, shown, strict=True))
+    return (
+        f"{NOT_ALIKE}: control tokens are shown in {told}; elsewhere the server refused skip_special_tokens=false, so "
+        "that a leak would not be seen"
+    )
+
+
+def _hidden(reply: Observation) -> bool:
+    return (reply.text or "").startswith(f"{UNSEEN}: ")
+
+
 def coherence_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
     """Lines for each arm that wrote unsound text or whose server hides control tokens, for each candidate that loses
     alone what the baseline recalls, and for a baseline that recalls too little to show a loss."""
     for arm in plan.arms:
-        replies = [o for b in boots if b.planned.arm == arm.name for o in b.readings.get("coherence.clean", ())]
-        hidden = sum((o.text or "").startswith(f"{UNSEEN}: ") for o in replies)
+        replies = [o for b in boots if b.planned.arm == arm.name for o in b.readings.get(CLEAN, ())]
+        hidden = sum(map(_hidden, replies))
         if hidden:
             yield (
                 f"leaked control tokens cannot be seen in {hidden} of {len(replies)} replies of {arm.name}: its server "

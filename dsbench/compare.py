@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median_low
 
 from dsbench.by_host import ByHost, exact_by_host, samples_by_host, steady_by_host
+from dsbench.coherence_findings import CLEAN, asked_apart
 from dsbench.comparison import Comparison, Numbers
 from dsbench.decide import decide_exact
 from dsbench.errors import InputError
@@ -46,6 +47,8 @@ def compare(
         return _undecided(ratios) if few else ratios
     if any(o.value is None for seen in (*baseline.values(), *candidate.values()) for o in seen):
         return this.row("inconclusive", notes=["unknown on this platform"])
+    if metric.key == CLEAN and (why := asked_apart((plan.baseline.name, arm.name), (baseline, candidate))):
+        return this.row("inconclusive", notes=[why])
     if metric.kind == "item":
         items = compare_by_item(this, baseline, candidate, blocks)
         return _undecided(items) if few else items

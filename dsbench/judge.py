@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dsbench.by_host import differs_reasons, unequal
 from dsbench.claims import corrected, is_unproven_gain
-from dsbench.coherence_findings import coherence_findings
+from dsbench.coherence_findings import NOT_ALIKE, coherence_findings
 from dsbench.compare import WITHIN_BASELINE, compare
 from dsbench.comparison import merged
 from dsbench.decide import overall, worst
@@ -86,8 +86,14 @@ def resolved(verdict: ExperimentVerdict) -> bool:
 
     A primary of exact bytes is decided by two blocks, when the guards have hardly been tested.
     """
-    rows = [row for row in verdict.rows if row.role in ("primary", "guard") and UNKNOWN not in row.notes]
+    rows = [row for row in verdict.rows if row.role in ("primary", "guard") and not _never(row)]
     return verdict.word in ("void", "regressed") or all(row.word != "inconclusive" for row in rows)
+
+
+def _never(row: Verdict) -> str:
+    """Why no number of blocks decides a row: the platform does not tell, or its arms were not asked alike; '' if some
+    number may."""
+    return next((why for why in (UNKNOWN, NOT_ALIKE) if any(note.startswith(why) for note in row.notes)), "")
 
 
 def _rows(plan: Plan, boots: Sequence[BootEvidence], arm: Arm) -> list[Verdict]:
@@ -232,12 +238,12 @@ def _boot_notes(plan: Plan, boots: Sequence[BootEvidence]) -> list[str]:
         if found:
             numbers = ", ".join(str(number) for number in sorted({number for number, _ in found}))
             notes.append(f"{found[0][1]} (boots: {numbers})")
-    for after, numbers in (
+    for after, again in (
         ("an interruption", {boot.number for boot in boots if boot.repeated}),
         (COLD, {boot.number for boot in boots if boot.ran_cold}),
     ):
-        if numbers:
-            notes.append(f"{REPEATED} {after}: {', '.join(map(str, sorted(numbers)))}")
+        if again:
+            notes.append(f"{REPEATED} {after}: {', '.join(map(str, sorted(again)))}")
     if killed := [f"{boot.number} ({signal_named(boot.killed_by)})" for boot in boots if boot.killed_by]:
         notes.append(f"{REPEATED} their engine was killed: {', '.join(dict.fromkeys(killed))}")
     return notes
@@ -260,12 +266,11 @@ def _arm_sentence(plan: Plan, arm: ArmVerdict, rows: Sequence[Verdict]) -> str:
     tokens = next((row for row in rows if row.metric == "identity.tokens"), None)
     if tokens is not None and tokens.word == "equivalent":
         parts.append("tokens identical")
-    # No number of blocks resolves what the platform does not tell.
-    unknown = list(dict.fromkeys(row.metric for row in rows if row.role == "guard" and UNKNOWN in row.notes))
-    if resolvable := [metric for metric in arm.unresolved_guards if metric not in unknown]:
+    never = {row.metric: why for row in rows if row.role == "guard" and (why := _never(row))}
+    if resolvable := [metric for metric in arm.unresolved_guards if metric not in never]:
         parts.append(f"guards not resolved at {plan.blocks} blocks: {', '.join(resolvable)}")
-    if unknown:
-        parts.append(f"guards {UNKNOWN}: {', '.join(unknown)}")
+    for why in dict.fromkeys(never.values()):
+        parts.append(f"guards {why}: {', '.join(metric for metric in never if never[metric] == why)}")
     return "; ".join(parts) + "."
 
 

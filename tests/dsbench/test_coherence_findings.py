@@ -23,9 +23,11 @@ REQUESTS = [f"c{n} unique s{seed} #{number}" for n in (1, 8) for seed in (1, 2) 
 def verdict(make_records):
     """The verdict where these items are 0 in these arms, with such a text."""
 
-    def give(lost=(), unsound=(), arms="b", text="leaked control token: the log <x>", unasked=(), failed=False):
+    def give(lost=(), unsound=(), arms="b", text="leaked control token: the log <x>", hides="", unasked=(),
+             failed=False):  # fmt: skip
         def observed(record):
-            bad = PLAN.boots[record.boot - 1].arm in arms
+            arm = PLAN.boots[record.boot - 1].arm
+            bad, sound = arm in arms, HIDDEN if arm in hides else "42"
             if record.metric == "coherence.recall":
                 asked = [request for request in REQUESTS if not (bad and request in unasked)]
                 for item in (f"{request} needle {k}" for request in asked for k in (1, 2)):
@@ -35,7 +37,7 @@ def verdict(make_records):
                 for item in REQUESTS:
                     value = int(not (bad and item in unsound and record.metric == "coherence.clean"))
                     yield record.model_copy(
-                        update={"item": item, "value": value, "cluster": item, "text": "42" if value else text}
+                        update={"item": item, "value": value, "cluster": item, "text": sound if value else text}
                     )
             elif record.metric == "coherence.prefix_reuse":
                 for part in ("c1 unique", "c8 unique"):
@@ -88,6 +90,29 @@ def test_replies_in_which_no_leak_could_be_seen_are_told(verdict):
     ]
     assert findings(told) == ["finding, incoherent text: b in 2 of 36 replies: repetition 2"]
     assert not any("cannot be seen" in note for note in verdict(unsound=[REQUESTS[5]]).notes)
+
+
+HIDDEN = "control tokens unseen: 42"
+
+
+@pytest.mark.parametrize(("leaks", "hides"), [("b", "a"), ("a", "b")])
+def test_arms_that_were_not_asked_alike_are_not_told_apart(verdict, leaks, hides):
+    """One leaks in all its replies, which the other's server would have taken out of the text."""
+    assert words(verdict(unsound=REQUESTS, arms=leaks))["coherence.clean"] == {"b": "regressed", "a": "improved"}[leaks]
+    told = verdict(unsound=REQUESTS, arms=leaks, hides=hides)
+    (clean,) = [row for row in told.rows if row.metric == "coherence.clean"]
+    seen = {leaks: 36, hides: 0}
+    assert (clean.word, clean.p, clean.p_holm, clean.blocks_needed) == ("inconclusive", None, None, None)
+    assert clean.notes == [
+        f"not asked alike: control tokens are shown in {seen['a']} of 36 replies of a and {seen['b']} of 36 replies of "
+        "b; elsewhere the server refused skip_special_tokens=false, so that a leak would not be seen"
+    ]
+    assert f"leaked control tokens cannot be seen in 36 of 36 replies of {hides}" in " ".join(told.notes)
+
+
+def test_arms_whose_servers_hide_control_tokens_alike_are_judged_as_ever(verdict):
+    told = verdict(unsound=REQUESTS, text="control tokens unseen: repetition: aaaa", hides="ab")
+    assert words(told)["coherence.clean"] == "regressed"
 
 
 def test_needles_lost_alone_are_told_and_those_that_both_lose_are_not(verdict):
