@@ -21,6 +21,7 @@ from dsbench.records import Arm, Plan, PlannedBoot
 from dsbench.store import BOOTS, RecordWriter
 
 FAULTS_SHOWN = 5
+WHEN = {"before": "before a boot", "measured": "under load", "after": "after a boot"}
 DRAIN_S = 120.0
 """Longest wait for an accelerator that an earlier boot gives back."""
 
@@ -90,9 +91,12 @@ def record_devices(
     values: dict[str, Any],
     writer: RecordWriter,
 ) -> None:
-    """Where there is no accelerator there is nothing to record."""
+    """Where there is no accelerator there is nothing to record; why one is not known is a finding."""
     if values["gpus"]:
         writer.write(records.Devices(**of_boot, moment=moment, values=values))
+    if why := values.get("unknown"):
+        text = f"{why}: what GPUs do {WHEN[moment]} is unknown"
+        writer.write(records.Finding(**of_boot, code="device-unknown", text=text))
 
 
 class BootLogs:

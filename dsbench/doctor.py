@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dsbench.engines import nvml
+
 Status = Literal["ok", "absent", "advice", "fail"]
 """absent: not there and not needed. advice: it runs, but the figures would suffer. fail: it cannot run."""
 
@@ -152,6 +154,13 @@ def _engine() -> Finding:
 
 def _gpus() -> Iterator[Finding]:
     try:
+        yield from nvml.bounded(lambda: list(_told_gpus()))
+    except Exception as error:
+        yield Finding("GPU", "advice", nvml.failed(error), "mend the driver: what GPUs do would be unknown")
+
+
+def _told_gpus() -> Iterator[Finding]:
+    try:
         import pynvml
     except ModuleNotFoundError:
         mend = "for a GPU: pip install 'dsbench-dspark[gpu]'"
@@ -173,7 +182,7 @@ def _gpu(index: int) -> Finding:
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    name = pynvml.nvmlDeviceGetName(handle)
+    name = nvml.text(pynvml.nvmlDeviceGetName(handle))
     try:
         used = f"{pynvml.nvmlDeviceGetMemoryInfo(handle).used / GIB:.1f} GiB used"
     except pynvml.NVMLError:

@@ -249,7 +249,7 @@ def _boot(
                 "reason": reason,
                 "seconds": time.monotonic() - start,
                 "ready_seconds": ready_seconds,
-                # Of a boot that its harness broke off, whatever ended harness and engine at once: no kill of the engine.
+                # What ends harness and engine at once is no kill of the engine.
                 "killed_by": booted.killed_by if booted and status != "interrupted" else None,
                 **log_facts(boot_dir / LOG, folder),
             }

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from dsbench.engines import nvml
 from dsbench.errors import InputError
 
 GIB = 2**30
@@ -113,28 +114,27 @@ def _cpu() -> str:
 
 
 def _gpus() -> list[str]:
-    """Empty without NVML."""
+    """Empty without NVML; one text with the reason where that hangs or fails."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no module, no driver, no library: there is no GPU to tell of
-        return []
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [f"{pynvml.nvmlDeviceGetName(handle)}, {_memory(handle)}, driver {driver}" for handle in handles]
-    finally:
-        pynvml.nvmlShutdown()
+        return nvml.bounded(_named)
+    except Exception as error:
+        return [f"unknown: {nvml.failed(error)}"]
 
 
-def _memory(handle: Any) -> str:
+def _named() -> list[str]:
+    with nvml.session() as asked:
+        if asked is None:
+            return []
+        driver = nvml.text(asked.nvmlSystemGetDriverVersion())
+        handles = [asked.nvmlDeviceGetHandleByIndex(i) for i in range(asked.nvmlDeviceGetCount())]
+        return [f"{nvml.text(asked.nvmlDeviceGetName(h))}, {_memory(asked, h)}, driver {driver}" for h in handles]
+
+
+def _memory(asked: Any, handle: Any) -> str:
     """Unified memory has no figure of its own."""
-    import pynvml
-
     try:
-        return f"{round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB)} GiB"
-    except pynvml.NVMLError:
+        return f"{round(asked.nvmlDeviceGetMemoryInfo(handle).total / GIB)} GiB"
+    except asked.NVMLError:
         return "memory unknown"
 
 

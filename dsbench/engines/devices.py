@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dsbench.engines import nvml
 from dsbench.errors import InputError
 
 GIB = 2**30
@@ -36,18 +37,31 @@ ELSEWHERE = {
 def reading(visible: str | None = None) -> dict[str, Any]:
     """Memory, processes, power, clocks and throttling of the GPUs as they are now; None where NVML does not say.
 
-    `visible` is CUDA_VISIBLE_DEVICES of the engine: other GPUs may do other work. InputError where one is lost.
+    `visible` is CUDA_VISIBLE_DEVICES of the engine: other GPUs may do other work. Where NVML hangs or fails there are
+    none, and `unknown` of the reading says why. InputError where a GPU is lost.
     """
-    with _nvml() as asked:
+    try:
+        gpus = nvml.bounded(lambda: _gpus(visible))
+    except InputError:
+        raise
+    except Exception as error:
+        return {"source": NVML, "host": host_memory(), "gpus": [], "unknown": nvml.failed(error)}
+    if gpus is None:
+        return {"source": UNASKED if DRIVER.exists() else NONE, "host": host_memory(), "gpus": []}
+    source = NVML if all(gpu["used_bytes"] is not None for gpu in gpus) else UNIFIED
+    return {"source": source, "host": host_memory(), "gpus": gpus}
+
+
+def _gpus(visible: str | None) -> list[dict[str, Any]] | None:
+    """None where there is nothing to ask."""
+    with nvml.session() as asked:
         if asked is None:
-            return {"source": UNASKED if DRIVER.exists() else NONE, "host": host_memory(), "gpus": []}
+            return None
         try:
             handles = [asked.nvmlDeviceGetHandleByIndex(i) for i in range(asked.nvmlDeviceGetCount())]
         except asked.NVMLError as error:
-            raise InputError(f"a GPU does not answer NVML ({error}): see nvidia-smi and dmesg, and reset it") from None
-        gpus = [{"number": i, **_gpu(asked, handles[i])} for i in seen_by_engine(visible, len(handles))]
-    source = NVML if all(gpu["used_bytes"] is not None for gpu in gpus) else UNIFIED
-    return {"source": source, "host": host_memory(), "gpus": gpus}
+            raise InputError(f"a GPU does not answer NVML ({error}): {nvml.MEND}, and reset it") from None
+        return [{"number": i, **_gpu(asked, handles[i])} for i in seen_by_engine(visible, len(handles))]
 
 
 def seen_by_engine(visible: str | None, count: int) -> list[int]:
@@ -74,6 +88,8 @@ def drained(
     while True:
         sleep(POLL_S)
         now = read()
+        if not now["gpus"]:
+            return now, ""
         reason = _busy(before, now)
         if not reason or time.monotonic() > deadline:
             return now, reason
@@ -114,59 +130,40 @@ def host_memory() -> dict[str, int | None]:
     return {"available_bytes": values.get("MemAvailable"), "page_cache_bytes": values.get("Cached")}
 
 
-def load(nvml: Any, handle: Any) -> dict[str, Any]:
+def load(asked: Any, handle: Any) -> dict[str, Any]:
     """What one GPU is doing at this moment; None where NVML does not say."""
     return {
-        "power_milliwatts": _ask(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle)),
-        "temperature_c": _ask(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-        "sm_clock_mhz": _ask(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        "throttle_reasons": _ask(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
+        "power_milliwatts": _ask(asked, lambda: asked.nvmlDeviceGetPowerUsage(handle)),
+        "temperature_c": _ask(asked, lambda: asked.nvmlDeviceGetTemperature(handle, asked.NVML_TEMPERATURE_GPU)),
+        "sm_clock_mhz": _ask(asked, lambda: asked.nvmlDeviceGetClockInfo(handle, asked.NVML_CLOCK_SM)),
+        "throttle_reasons": _ask(asked, lambda: asked.nvmlDeviceGetCurrentClocksEventReasons(handle)),
     }
 
 
-def energy(nvml: Any, handle: Any) -> int | None:
+def energy(asked: Any, handle: Any) -> int | None:
     """Millijoules that a GPU has taken since its driver was loaded; None where NVML does not count them."""
-    counted = _ask(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+    counted = _ask(asked, lambda: asked.nvmlDeviceGetTotalEnergyConsumption(handle))
     return None if counted is None else int(counted)
 
 
-def _ask(nvml: Any, question: Callable[[], Any]) -> Any:
+def _ask(asked: Any, question: Callable[[], Any]) -> Any:
     try:
         return question()
-    except nvml.NVMLError:
+    except asked.NVMLError:
         return None
 
 
-def _gpu(nvml: Any, handle: Any) -> dict[str, Any]:
+def _gpu(asked: Any, handle: Any) -> dict[str, Any]:
     """One GPU. `processes` are ids of others that compute on it."""
-    memory = _ask(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    running = _ask(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    memory = _ask(asked, lambda: asked.nvmlDeviceGetMemoryInfo(handle))
+    running = _ask(asked, lambda: asked.nvmlDeviceGetComputeRunningProcesses(handle))
     return {
-        "name": _ask(nvml, lambda: nvml.nvmlDeviceGetName(handle)),
-        "driver": _ask(nvml, nvml.nvmlSystemGetDriverVersion),
+        "name": _ask(asked, lambda: nvml.text(asked.nvmlDeviceGetName(handle))),
+        "driver": _ask(asked, lambda: nvml.text(asked.nvmlSystemGetDriverVersion())),
         "used_bytes": None if memory is None else int(memory.used),
         "total_bytes": None if memory is None else int(memory.total),
         "processes": None if running is None else [process.pid for process in running],
-        "power_limit_milliwatts": _ask(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
-        "memory_clock_mhz": _ask(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-        **load(nvml, handle),
+        "power_limit_milliwatts": _ask(asked, lambda: asked.nvmlDeviceGetEnforcedPowerLimit(handle)),
+        "memory_clock_mhz": _ask(asked, lambda: asked.nvmlDeviceGetClockInfo(handle, asked.NVML_CLOCK_MEM)),
+        **load(asked, handle),
     }
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    """NVML, initialised; None without the library, a driver or a GPU."""
-    try:
-        import pynvml
-    except ModuleNotFoundError:
-        yield None
-        return
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-    try:
-        yield pynvml if pynvml.nvmlDeviceGetCount() else None
-    finally:
-        pynvml.nvmlShutdown()

@@ -6,12 +6,12 @@ nothing of the engine.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import threading
+import time
 from typing import Any
 
-from dsbench.engines import devices
+from dsbench.engines import devices, nvml
 
 LOOK_S = 1.0
 SLOWED = {
@@ -35,19 +35,28 @@ class UnderLoad:
         self._every_s = every_s
         self._looks: dict[int, list[dict[str, Any]]] = {}
         self._energy: dict[int, int | None] = {}
+        self._failed = ""
+        self._answered = 0.0
+        """When NVML has last answered."""
         self._thread = threading.Thread(target=self._look, name="dsbench-devices", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self._answered = time.monotonic()
+        if not nvml.gave_up():
+            self._thread.start()
 
     def stop(self) -> tuple[dict[str, Any], list[str]]:
         """What the looks saw, and a line for each GPU that a fault of the machine slowed down.
 
         By GPU: the least, the median and the most of each figure (None where NVML does not say), all reasons of
-        throttling as one mask, and millijoules from the first look to the last. No GPU, no entry.
+        throttling as one mask, and millijoules from the first look to the last. No GPU, no entry. `unknown` is there
+        where the looks did not go on to the end, and says why.
         """
         self.over.set()
-        self._thread.join(10 * LOOK_S)
+        why = nvml.gave_up()
+        if self._thread.ident is not None:
+            self._thread.join(max(LOOK_S, self._answered + nvml.ANSWER_S - time.monotonic()))
+            why = nvml.give_up() if self._thread.is_alive() else self._failed
         gpus = [self._summary(number, looks) for number, looks in sorted(self._looks.items())]
         slowed = [
             f"GPU {gpu['number']} ran slower than it can, by {', '.join(gpu['slowed'])}: at {gpu['slowed_looks']} of "
@@ -55,24 +64,28 @@ class UnderLoad:
             for gpu in gpus
             if gpu["slowed"]
         ]
-        return {"source": devices.NVML, "every_s": self._every_s, "gpus": gpus}, slowed
+        seen = {"source": devices.NVML, "every_s": self._every_s, "gpus": gpus}
+        return seen | ({"unknown": why} if why else {}), slowed
 
     def _look(self) -> None:
-        with devices._nvml() as nvml:
-            if nvml is not None:
-                with contextlib.suppress(nvml.NVMLError):  # a GPU that is lost: what was seen before stays
-                    self._look_at(nvml)
+        try:
+            with nvml.session() as asked:
+                if asked is not None:
+                    self._look_at(asked)
+        except Exception as error:  # a GPU that is lost, or anything else: what was seen before stays
+            self._failed = nvml.failed(error)
 
-    def _look_at(self, nvml: Any) -> None:
-        numbers = devices.seen_by_engine(self._visible, nvml.nvmlDeviceGetCount())
-        handles = {number: nvml.nvmlDeviceGetHandleByIndex(number) for number in numbers}
-        first = {number: devices.energy(nvml, handle) for number, handle in handles.items()}
+    def _look_at(self, asked: Any) -> None:
+        numbers = devices.seen_by_engine(self._visible, asked.nvmlDeviceGetCount())
+        handles = {number: asked.nvmlDeviceGetHandleByIndex(number) for number in numbers}
+        first = {number: devices.energy(asked, handle) for number, handle in handles.items()}
         while not self.over.is_set():
             for number, handle in handles.items():
-                self._looks.setdefault(number, []).append(devices.load(nvml, handle))
+                self._looks.setdefault(number, []).append(devices.load(asked, handle))
+                self._answered = time.monotonic()
             self.over.wait(self._every_s)
         for number, handle in handles.items():
-            began, ended = first[number], devices.energy(nvml, handle)
+            began, ended = first[number], devices.energy(asked, handle)
             self._energy[number] = None if began is None or ended is None else ended - began
 
     def _summary(self, number: int, looks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_processes_that_nvml_does_not_tell_are_unknown_and_neither_idle_nor_busy
 
 
 def test_a_driver_that_cannot_be_asked_is_not_no_accelerator(monkeypatch, tmp_path):
-    monkeypatch.setattr(devices, "_nvml", lambda: contextlib.nullcontext(None))
+    monkeypatch.setattr("dsbench.engines.nvml.session", lambda: contextlib.nullcontext(None))
     monkeypatch.setattr(devices, "DRIVER", tmp_path / "nvidiactl")
     assert devices.unknown(devices.reading()) == []
     devices.DRIVER.touch()
@@ -107,7 +107,7 @@ def test_a_gpu_that_is_lost_is_one_line(monkeypatch):
             if number:
                 raise Error("GPU is lost")
 
-    monkeypatch.setattr(devices, "_nvml", lambda: contextlib.nullcontext(Nvml()))
+    monkeypatch.setattr("dsbench.engines.nvml.session", lambda: contextlib.nullcontext(Nvml()))
     with pytest.raises(InputError, match=r"a GPU does not answer NVML \(GPU is lost\): see nvidia-smi and dmesg"):
         devices.reading()
 

@@ -74,7 +74,7 @@ def looked(monkeypatch):
     """What the looks of a stub give, once it was asked so many times."""
 
     def look(nvml, looks=3, visible=None):
-        monkeypatch.setattr(devices, "_nvml", lambda: contextlib.nullcontext(nvml))
+        monkeypatch.setattr("dsbench.engines.nvml.session", lambda: contextlib.nullcontext(nvml))
         load = UnderLoad(visible, every_s=0.001)
         load.start()
         deadline = time.monotonic() + 10
@@ -148,7 +148,7 @@ def threads():
 @pytest.mark.parametrize(("fault", "status"), [("", "ok"), ("die", "failed")])
 def test_a_boot_records_what_its_gpus_did(make_plan, fake, small, tmp_path, monkeypatch, fault, status):
     monkeypatch.setenv("FAKE_FAULT", fault)
-    monkeypatch.setattr(devices, "_nvml", lambda: contextlib.nullcontext(Nvml((900, THERMAL))))
+    monkeypatch.setattr("dsbench.engines.nvml.session", lambda: contextlib.nullcontext(Nvml((900, THERMAL))))
     plan = make_plan(blocks=1, suite=small.model_copy(update={"warmup_boots": 0}))
     folder = store.create(plan, tmp_path)
     execute(plan.model_copy(update={"boots": plan.boots[:1]}), folder, command=fake, quiet=True)
@@ -171,7 +171,7 @@ def test_a_slowed_gpu_is_a_note_of_the_verdict(make_plan, make_records):
 def test_a_boot_that_stops_at_its_profile_is_not_looked_at(make_plan, fake, tmp_path, monkeypatch):
     from dsbench.suite import load_suite
 
-    monkeypatch.setattr(devices, "_nvml", lambda: contextlib.nullcontext(Nvml((1755, 0))))
+    monkeypatch.setattr("dsbench.engines.nvml.session", lambda: contextlib.nullcontext(Nvml((1755, 0))))
     plan = make_plan(suite=load_suite("kv"))
     folder = store.create(plan, tmp_path)
     execute(plan.model_copy(update={"boots": plan.boots[:1]}), folder, command=fake, quiet=True)
