@@ -6,19 +6,16 @@ read 22, 6 and 23 of 24 in three boots of one build), many items say what one bo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from dsbench.comparison import Comparison
-from dsbench.decide import decide
 from dsbench.records import Observation, Verdict
-from dsbench.sample_row import SPREAD_FROM
-from dsbench.stats.power import REPEAT_LEVEL, boots_to_fire, smallest_effect, smallest_effect_unblocked
+from dsbench.sample_row import over_blocks, over_boots
+from dsbench.stats.power import REPEAT_LEVEL
 from dsbench.stats.repeats import repeat_p
-from dsbench.stats.samples import Interval, blocks_to_fire, interval, sign_flip_p, smallest_p
-from dsbench.stats.unblocked import PERMUTATION, compare_unblocked, pooled_sd
+from dsbench.stats.unblocked import PERMUTATION
 
 Answers = Mapping[str, Mapping[int, float]]
 """Scores by item and boot."""
@@ -63,52 +60,21 @@ def _compared(
     this: Comparison, a: Mapping[int, float], b: Mapping[int, float], blocks: Mapping[int, int | None]
 ) -> tuple[dict[str, Any], list[str]]:
     """Fields of the row from the mean score of every boot, and a note where the test could not have fired."""
-    plan, margin = this.plan, this.metric.margin
+    margin = this.metric.margin
     of_a, of_b = ({blocks[n]: score for n, score in arm.items() if blocks[n] is not None} for arm in (a, b))
-    common = [block for block in of_a if block in of_b]
-    power: dict[str, Any] = {}
-    if common:
-        steps = [of_b[block] - of_a[block] for block in common]
-        n, effect, span = len(steps), fmean(steps), interval(steps, plan.equivalence_confidence)
-        base, test = fmean(of_a[block] for block in common), "sign-flip over blocks"
-        p, least = sign_flip_p(steps), smallest_p(n)
-        need, now = f"{blocks_to_fire(plan.alpha)}", f"{n} blocks"
-        if n >= SPREAD_FROM and (sd := stdev(steps)):
-            seen = smallest_effect(sd, n, plan.alpha, margin)
-            power = {"smallest_effect": seen, **this.needs_of_blocks(sd, margin, 0.0, abs(effect))}
+    if common := [block for block in of_a if block in of_b]:
+        base = fmean(of_a[block] for block in common)
+        told = over_blocks(this, [of_b[block] - of_a[block] for block in common], margin)
     else:
-        tests = compare_unblocked([*a.values()], [*b.values()], plan.equivalence_confidence, PERMUTATION)
-        n, effect, span, base = 0, tests.difference, tests.interval, fmean(a.values())
-        test, p, least = tests.test, tests.p, tests.smallest_p
-        need, now = f"{boots_to_fire(plan.alpha)} boots an arm", f"{len(a)}+{len(b)} boots"
-        between = pooled_sd([*a.values()], [*b.values()])
-        if between and min(len(a), len(b)) >= SPREAD_FROM:
-            seen = smallest_effect_unblocked(between, len(a), len(b), plan.alpha, margin)
-            power = {"smallest_effect": seen, **this.needs_of_boots(between, margin, 0.0, abs(effect))}
-    fires, bounded = least <= plan.alpha, math.isfinite(span.low)
-    word = decide(
-        effect,
-        margin=margin,
-        better=this.metric.better,
-        p=p if fires else None,
-        interval=Interval(span.low, span.high, span.attained) if bounded else None,
-        alpha=plan.alpha,
-    )
+        base, told = fmean(a.values()), over_boots(this, [*a.values()], [*b.values()], margin, declared=PERMUTATION)
     fields = {
-        "word": word,
+        **told.fields(this, margin),
         "baseline": base,
-        "candidate": base + effect,
-        "delta": effect,
-        "blocks": n,
-        "test": f"{test}, mean score of a boot",
-        "p": p if fires else None,
-        "smallest_p": least,
-        "interval": (span.low, span.high) if bounded else None,
-        "confidence": span.attained if bounded else None,
-        **(power if word != "equivalent" else {}),
+        "candidate": base + told.effect,
+        "delta": told.effect,
+        "test": f"{told.test}, mean score of a boot",
     }
-    cannot = f"at {now} the test cannot go below p={least:.4g}; improved or regressed needs {need}"
-    return fields, [] if fires else [cannot]
+    return fields | (told.power if fields["word"] != "equivalent" else {}), told.notes
 
 
 def _answers(observed: Observed) -> dict[str, dict[int, float]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsbench.decide import direction
-from dsbench.records import Plan, Verdict, Word
+from dsbench.metrics import Metric
+from dsbench.records import Arm, Plan, Verdict, Word
 from dsbench.stats.holm import holm
 from dsbench.stats.power import boots_to_fire
 from dsbench.stats.samples import blocks_to_fire
@@ -41,6 +42,27 @@ def corrected(plan: Plan, rows: Sequence[Verdict]) -> list[Verdict]:
 def is_unproven_gain(row: Verdict) -> bool:
     """Whether a row is inconclusive only because its improvement does not stand: it is still no loss."""
     return row.word == "inconclusive" and row.p_holm is not None and _moved(row) == "improved"
+
+
+def level_alone(plan: Plan, arm: Arm, role: str) -> float:
+    """Level that the p of a change has to reach where nothing else of its family changed: what a row could have seen,
+    and needs, is told at this one.
+
+    Families are counted as they were planned, one row a metric: a metric is tested if it is a sample, a ratio, or
+    items with a margin. That of a guard is its losses, that of all others the improvements.
+    """
+    if role == "guard":
+        mine = sum(_tested(one) for one in plan.metrics if one.key in plan.guards and one.key not in arm.primary)
+        return GUARDS * plan.alpha / max(mine, 1)
+    if _declared_role(role, arm):
+        return plan.alpha
+    tested = [one.key for one in plan.metrics if _tested(one) and one.key not in plan.drift_controls]
+    claims = sum(key not in other.primary or len(other.toggles) > 1 for other in plan.arms[1:] for key in tested)
+    return plan.alpha / max(claims, 1)
+
+
+def _tested(metric: Metric) -> bool:
+    return metric.kind in ("sample", "counter-ratio") or (metric.kind == "item" and metric.margin > 0)
 
 
 def _withdraw(rows: list[Verdict], family: Sequence[int], word: Word, level: float, what: str) -> None:
@@ -80,9 +102,11 @@ def _out_of_reach(row: Verdict, level: float) -> tuple[str, dict[str, object]]:
 
 
 def _declared(plan: Plan, row: Verdict) -> bool:
-    if row.role == "drift control":
-        return True
-    return row.role == "primary" and len(plan.arm(row.arm).toggles) <= 1
+    return _declared_role(row.role, plan.arm(row.arm))
+
+
+def _declared_role(role: str, arm: Arm) -> bool:
+    return role == "drift control" or (role == "primary" and len(arm.toggles) <= 1)
 
 
 def _moved(row: Verdict) -> Word | None:

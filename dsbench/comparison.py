@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsbench.claims import level_alone
 from dsbench.decide import direction
 from dsbench.metrics import Metric
 from dsbench.policy import LARGEST
@@ -63,6 +64,11 @@ class Comparison:
         given = self.plan.policy.margin_of(self.metric.key) if self.plan.policy else None
         return given.value if given and given.of == "unit" and not self.metric.absolute else None
 
+    @property
+    def level(self) -> float:
+        """What the p of a lone change has to reach, so that its claim stands among the others of its family."""
+        return level_alone(self.plan, self.arm, self.role)
+
     def direction(self, change: float) -> Word:
         return direction(change, self.metric.better)
 
@@ -82,7 +88,7 @@ class Comparison:
             needed = blocks_equivalent(margin, sd, plan.equivalence_confidence)
             return {"needed_for": "equivalence", "blocks_needed": needed, "needed_effect": margin}
         target = change or seen
-        needed = blocks_needed(target, sd, plan.alpha, margin=margin)
+        needed = blocks_needed(target, sd, self.level, margin=margin)
         return {"blocks_needed": needed, "needed_effect": target or None}
 
     def needs_of_boots(self, sd: float, margin: float, change: float, seen: float) -> dict[str, Any]:
@@ -92,7 +98,7 @@ class Comparison:
             needed = boots_equivalent_unblocked(margin, sd, plan.equivalence_confidence)
             return {**unit, "needed_for": "equivalence", "blocks_needed": needed, "needed_effect": margin}
         target = change or seen
-        needed = boots_needed_unblocked(target, sd, plan.alpha, margin=margin)
+        needed = boots_needed_unblocked(target, sd, self.level, margin=margin)
         return {**unit, "blocks_needed": needed, "needed_effect": target or None}
 
 

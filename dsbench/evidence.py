@@ -108,7 +108,8 @@ def gather(plan: Plan, records: Sequence[Record]) -> list[BootEvidence]:
             chosen = {tries[number][last[number]]: last[number]}
         for host, attempt in chosen.items():
             # An earlier attempt at a measured boot may have run on another host; warm-ups have a host of their own.
-            seen = [p for p in (*interrupted, *cold, *killed) if p[0] == number and (boot.phase == "measured" or p[1] == host)]
+            places = [p for p in (*interrupted, *cold, *killed) if p[0] == number]
+            seen = [p for p in places if boot.phase == "measured" or p[1] == host]
             again = seen if attempt > 1 else []
             # An attempt that never was gets a place of its own, where no record will find it.
             found[number, attempt or -len(found)] = BootEvidence(

@@ -110,7 +110,7 @@ def compare_by_item(
 
 def _power(this: Comparison, paired: Paired, boots: int) -> dict[str, Any]:
     """Smallest change of the share that these items show, and the items needed, at the share that flipped here."""
-    margin, alpha = this.metric.margin, this.plan.alpha
+    margin, alpha = this.metric.margin, this.level
     if paired.test != MCNEMAR:
         if not paired.spread:
             return {}

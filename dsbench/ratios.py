@@ -9,10 +9,11 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from dsbench.claims import EXACT
 from dsbench.decide import decide, decide_exact
 from dsbench.probes.acceptance import GREEDY
 from dsbench.records import Observation, Verdict, Word
-from dsbench.sample_row import SPREAD_FROM
+from dsbench.sample_row import ALONE, SPREAD_FROM
 from dsbench.stats.holm import holm
 from dsbench.stats.power import smallest_effect, smallest_effect_unblocked
 from dsbench.stats.ratios import Counts, permutation_p, pooled, smallest_p
@@ -129,7 +130,7 @@ def compare_ratios(
         interval=(shown.interval.low, shown.interval.high) if bounded else None,
         interval_of="difference" if absolute else "relative",
         confidence=shown.interval.attained if bounded else None,
-        notes=_notes(this, judged, shown, unread, least if tested and not fires else None),
+        notes=_notes(this, judged, shown, unread, least, fires or not tested),
         **(_power(this, item, paired, many) if word != "equivalent" and not item.exact else {}),
     )
 
@@ -184,7 +185,7 @@ def _test(item: _Item, paired: bool, bounded: bool) -> str:
 
 def _power(this: Comparison, item: _Item, paired: bool, many: int) -> dict[str, Any]:
     """What so many blocks or boots can show of one ratio among `many`, from its spread, and what the margin takes."""
-    alpha, margin = this.plan.alpha / many, this.metric.margin
+    alpha, margin = this.level / many, this.metric.margin
     power: dict[str, Any] = {}
     if len(item.steps) >= SPREAD_FROM:
         sd, inner = stdev(item.steps), item.inward(margin)
@@ -202,7 +203,7 @@ def _power(this: Comparison, item: _Item, paired: bool, many: int) -> dict[str, 
 
 
 def _notes(
-    this: Comparison, judged: Sequence[_Judged], shown: _Judged, unread: Sequence[str], least: float | None
+    this: Comparison, judged: Sequence[_Judged], shown: _Judged, unread: Sequence[str], least: float, fires: bool
 ) -> list[str]:
     word, alike = shown.word, [one for one in judged if one.word == shown.word]
     notes = []
@@ -210,8 +211,10 @@ def _notes(
         notes.append(f"{this.metric.key}: {len(alike)} of {len(judged)} items {word}, shown: {shown.item.name}")
     if this.metric.better == "same" and word == "regressed":
         notes.append("acceptance is synthetic: the rates are asked for, so that any change is a fault")
-    if least is not None and word == "inconclusive":
+    if not fires and word == "inconclusive":
         notes.append(f"with so few boots the permutation cannot go below p={least:.2g}")
+    elif word == "inconclusive" and not shown.item.exact and least > this.level + EXACT:
+        notes.append(ALONE)
     if unread:
         notes.append(f"{this.metric.key}: no draft got to {', '.join(unread[:3])}{' ...' if len(unread) > 3 else ''}")
     return notes

@@ -6,8 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsbench.claims import corrected, is_unproven_gain
+from dsbench.compare import compare
+from dsbench.metrics import metric
 from dsbench.plan import plan_experiment
 from dsbench.records import Verdict
+from dsbench.simulation.comparing import boot, reading, two_arms
+from dsbench.stats.power import smallest_effect
 from dsbench.suite import load_suite
 from impl.dims import PICO
 
@@ -102,3 +106,36 @@ def test_by_simulation_guards_of_equal_arms_call_a_loss_in_two_percent(guards):
                                                                       strict=True)]  # fmt: skip
         wrong += "regressed" in words(*rows)
     assert wrong / runs <= 0.02 + 2.5 * np.sqrt(0.02 * 0.98 / runs)
+
+
+# --- what rows say that they could see ------------------------------------------------------------------------------
+
+SPEEDS = [metric(f"decode.tps.c{n}") for n in (1, 4, 8, 16)]
+SPREAD, BLOCKS = 0.02, 10
+
+
+def four_guards(rng, lost=0.0):
+    """Corrected rows of four speeds that are guards; the first loses so much, in logarithms."""
+    plan = two_arms(SPEEDS[0], BLOCKS)
+    arms = [arm.model_copy(update={"primary": []}) for arm in plan.arms]
+    plan = plan.model_copy(update={"metrics": SPEEDS, "guards": [speed.key for speed in SPEEDS], "arms": arms})
+    boots = []
+    for number in range(1, 2 * BLOCKS + 1):
+        arm = "ab"[number % 2]
+        levels = [100 * np.exp(rng.normal(0, SPREAD / 2**0.5) - (arm == "b" and n == 0) * lost) for n in range(4)]
+        readings = [reading(speed, number, level) for speed, level in zip(SPEEDS, levels, strict=True)]
+        boots.append(boot(number, arm, (number + 1) // 2, readings))
+    return corrected(plan, [compare(plan, boots, plan.arms[1], speed, None, "guard") for speed in SPEEDS])
+
+
+def test_by_simulation_a_guard_sees_what_it_says_among_the_others():
+    margin = -np.log1p(-SPEEDS[0].margin)
+    among, alone = (smallest_effect(SPREAD, BLOCKS, level, margin) for level in (0.8 * ALPHA / 4, ALPHA))
+    rng = np.random.default_rng(1)
+    seen, as_before = (
+        np.mean([four_guards(rng, lost)[0].word == "regressed" for _ in range(200)]) for lost in (among, alone)
+    )
+    assert 0.70 < seen < 0.90
+    assert as_before < 0.70
+    told = np.median([row.smallest_effect for _ in range(5) for row in four_guards(rng) if row.smallest_effect])
+    assert told == pytest.approx(np.expm1(among), rel=0.2)

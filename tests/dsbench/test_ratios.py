@@ -12,6 +12,7 @@ from dsbench.metrics import metric
 from dsbench.plan import plan_experiment
 from dsbench.policy import Policy
 from dsbench.report.table import verdict_words
+from dsbench.sample_row import ALONE
 from dsbench.sanity import plausible
 from dsbench.simulation.comparing import boot, reading, row_of, two_arms
 from dsbench.suite import parse_suite
@@ -300,7 +301,9 @@ def test_what_blocks_can_see_is_told_from_the_blocks(verdict_of):
     rng = np.random.default_rng(3)
     noise = {block: 1 + 0.015 * rng.standard_normal() for block in range(1, 9)}
     values = counts("accept.length", lengths(lambda block: 1), lengths(noise.get))
-    found = row(verdict_of(values, blocks=6), "accept.length")
+    few = row(verdict_of(values, blocks=6), "accept.length")
+    assert (few.word, few.smallest_effect, few.notes[-1]) == ("inconclusive", None, ALONE)
+    found = row(verdict_of(values, blocks=8), "accept.length")
     assert (found.word, found.needed_unit) == ("inconclusive", "blocks")
     assert 0.02 < found.smallest_effect < 0.05
     assert found.blocks_needed < 40
