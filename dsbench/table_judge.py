@@ -12,7 +12,9 @@ from dsbench.decide import decide, direction, overall
 from dsbench.records import VoidReason, Word
 from dsbench.stats.holm import holm
 from dsbench.stats.power import (
+    blocks_equivalent,
     blocks_needed,
+    boots_equivalent_unblocked,
     boots_needed_unblocked,
     boots_normal,
     boots_to_fire,
@@ -29,6 +31,8 @@ from dsbench.table_steps import judge_builds, judge_steps
 from dsbench.table_void import companions, table_void
 
 CONFIDENCE = 0.90
+EQUIVALENT = "boots_per_arm_to_call_equivalent"
+WITHIN = "no number of {} calls a change that is within the margin"
 CLAIMED_GIB = (1.07, 0.5, 0.25, 0.06)
 """Claims of the source document's memory ladder: all steps, half of them, one 256 MiB buffer, input reuse."""
 
@@ -160,8 +164,11 @@ def _unblocked(table: Table, first: str, second: str, a: Sequence[float], b: Seq
         else None,
         "boots_per_arm_needed_for_this_test": boots_to_fire(table.alpha),
         "boots_per_arm_for_80_percent_power": {
-            f"{effect:g}": boots_needed_unblocked(effect, sd, table.alpha) for effect in wanted if sd
+            f"{effect:g}": boots_needed_unblocked(effect, sd, table.alpha, margin=margin)
+            for effect in wanted
+            if sd and effect > margin
         },
+        **({EQUIVALENT: boots_equivalent_unblocked(margin, sd, CONFIDENCE)} if sd and margin else {}),
         "boots_per_arm_for_80_percent_power_normal_approximation": {
             f"{effect:g}": boots_normal(effect, sd, table.alpha) for effect in wanted if sd
         },
@@ -190,8 +197,11 @@ def _blocked(
         "smallest_effect_visible": smallest_effect(sd, len(steps), table.alpha, margin) if sd is not None else None,
         "boots_per_arm_needed_for_this_test": blocks_to_fire(table.alpha),
         "boots_per_arm_for_80_percent_power": {
-            f"{e:g}": blocks_needed(e, sd, table.alpha) for e in effects(table, effect) if sd
+            f"{e:g}": blocks_needed(e, sd, table.alpha, margin=margin)
+            for e in effects(table, effect)
+            if sd and e > margin
         },
+        **({EQUIVALENT: blocks_equivalent(margin, sd, CONFIDENCE)} if sd and margin else {}),
     }
     return Compared(
         second, word, effect, p, figures, _line(table, second, first, word, figures, span, f"{len(steps)} blocks")
@@ -211,7 +221,7 @@ def _proportions(table: Table, first: str, second: str, a: tuple[int, int], b: t
         alpha=table.alpha,
     )
     labels = _labels(first, second)
-    wanted = table.effects or [margin or abs(tests.difference)]
+    wanted = table.effects or ([] if margin else [abs(tests.difference)])
     figures: dict[str, Any] = {
         f"correct_{labels[0]}": a[0],
         f"correct_{labels[1]}": b[0],
@@ -227,21 +237,24 @@ def _proportions(table: Table, first: str, second: str, a: tuple[int, int], b: t
         "stderr_single_run_pp": 100 * tests.stderr_single,
         "interval_90": [tests.interval.low, tests.interval.high],
         "ci90_inside_margin": tests.interval.inside(margin) if table.practical_margin else None,
-        "smallest_effect_visible": tests.visible(table.alpha),
+        "smallest_effect_visible": tests.visible(table.alpha, margin),
         "items_per_arm_for_80_percent_power_by_pp": {
-            f"{100 * e:.3g}": tests.items_needed(e, table.alpha) for e in wanted if e
+            f"{100 * e:.3g}": n for e in wanted if (n := tests.items_needed(e, table.alpha, margin))
         },
+        "items_per_arm_to_call_equivalent": tests.items_equivalent(margin, CONFIDENCE),
     }
     if a[1] != b[1]:
         figures["z_if_ignored"] = abs(tests.z_unpooled)
-    needed = ", ".join(
-        f"{n:,} items for {e} points" for e, n in figures["items_per_arm_for_80_percent_power_by_pp"].items()
-    )
+    told = [f"{n:,} items for {e} points" for e, n in figures["items_per_arm_for_80_percent_power_by_pp"].items()]
+    if equivalent := figures["items_per_arm_to_call_equivalent"]:
+        told.append(f"{equivalent:,} items to call equal arms equivalent within {100 * margin:.3g} points")
+    within = f"; {WITHIN.format('items')}" if any(e <= margin for e in table.effects or ()) else ""
     line = (
         f"{second} against {first}: {word}, {a[0]}/{a[1]} -> {b[0]}/{b[1]}, {100 * tests.difference:+.2f} points, "
         f"90 % interval [{100 * tests.interval.low:+.2f}, {100 * tests.interval.high:+.2f}], Fisher p="
-        f"{tests.fisher_p:.2g}, one run an arm; smallest change seen at this n {100 * tests.visible(table.alpha):.2f} "
-        f"points; 80 % power needs {needed or 'an effect to look for'} an arm, fewer if items are kept and paired."
+        f"{tests.fisher_p:.2g}, one run an arm; smallest change seen at this n "
+        f"{100 * figures['smallest_effect_visible']:.2f} points; 80 % power needs "
+        f"{', '.join(told) or 'an effect to look for'} an arm, fewer if items are kept and paired{within}."
     )
     return Compared(second, word, tests.difference, tests.fisher_p, figures, line)
 
@@ -262,7 +275,9 @@ def _corrected(table: Table, compared: list[Compared]) -> list[Compared]:
             note = f"Improved alone; Holm over {len(tested)} claims gives p={holm_p:.2g}, so inconclusive."
             result.append(replace(one, word="inconclusive", figures=figures, notes=[*one.notes, note]))
         else:
-            result.append(replace(one, figures=figures))
+            alone = f"What was seen and is needed is told of one claim alone; Holm over {len(tested)} takes more."
+            notes = [*one.notes, *([alone] if one.word == "inconclusive" and len(tested) > 1 else [])]
+            result.append(replace(one, figures=figures, notes=notes))
     return result
 
 
@@ -361,9 +376,14 @@ def _line(table: Table, second: str, first: str, word: Word, figures: Mapping[st
         needed = figures["boots_per_arm_for_80_percent_power"]
         told = [f"{boots or 'more than a million':,} boots an arm for {effect} {unit}" if isinstance(boots, int)
                 else f"more than a million boots for {effect} {unit}" for effect, boots in needed.items()]  # fmt: skip
+        if EQUIVALENT in figures:
+            many = f"{figures[EQUIVALENT]:,} boots an arm" if figures[EQUIVALENT] else "more than a million boots"
+            told.append(f"{many} to call equal arms equivalent within {table.practical_margin:g} {unit}")
         told = told or [f"at least {least_boots} boots an arm for the test to fire; the spread is not known"]
         parts.append(f"80 % power needs {', '.join(told)}")
-        if figures["p"] is None and needed:
+        if any(effect <= (table.practical_margin or 0.0) for effect in table.effects or ()):
+            parts.append(WITHIN.format("boots"))
+        if figures["p"] is None and (needed or EQUIVALENT in figures):
             parts.append(f"the test can fire from {least_boots} boots an arm")
     return "; ".join(parts) + "."
 

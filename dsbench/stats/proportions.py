@@ -27,17 +27,29 @@ class TwoProportions:
     """Binomial standard error of one run, at the pooled share and the smaller arm."""
     interval: Interval
 
-    def visible(self, alpha: float, power: float = POWER) -> float:
-        """Smallest difference seen with this power, by normal approximation."""
-        spread = self.stderr_single * sqrt(min(self.n_a, self.n_b)) * sqrt(1 / self.n_a + 1 / self.n_b)
-        return float(norm.isf(alpha / 2) + norm.isf(1 - power)) * spread
+    def visible(self, alpha: float, margin: float = 0.0, power: float = POWER) -> float:
+        """Smallest difference that is seen, and beyond the margin, with this power; by normal approximation."""
+        error = self._spread * sqrt(1 / self.n_a + 1 / self.n_b)
+        return max(float(norm.isf(alpha / 2)) * error, margin) + float(norm.isf(1 - power)) * error
 
-    def items_needed(self, effect: float, alpha: float, power: float = POWER) -> int | None:
-        """Items an arm, all independent, that see `effect` with this power; None without an effect."""
-        if effect == 0:
+    def items_needed(self, effect: float, alpha: float, margin: float = 0.0, power: float = POWER) -> int | None:
+        """Items an arm, all independent, that so see `effect`; None if it is none, or not beyond the margin."""
+        if abs(effect) <= margin:
             return None
-        spread = self.stderr_single * sqrt(min(self.n_a, self.n_b))
-        return ceil(2.0 * (float(norm.isf(alpha / 2) + norm.isf(1 - power)) * spread / abs(effect)) ** 2)
+        z, spare = float(norm.isf(alpha / 2)), float(norm.isf(1 - power))
+        return ceil(2.0 * (max((z + spare) / abs(effect), spare / (abs(effect) - margin)) * self._spread) ** 2)
+
+    def items_equivalent(self, margin: float, confidence: float, power: float = POWER) -> int | None:
+        """Items an arm that call equal arms equivalent within the margin; None without one."""
+        if not margin:
+            return None
+        reach = float(norm.isf((1 - confidence) / 2) + norm.isf((1 - power) / 2))
+        return ceil(2.0 * (reach * self._spread / margin) ** 2)
+
+    @property
+    def _spread(self) -> float:
+        """Standard deviation of one item."""
+        return self.stderr_single * sqrt(min(self.n_a, self.n_b))
 
 
 def compare_proportions(right_a: int, n_a: int, right_b: int, n_b: int, confidence: float = 0.90) -> TwoProportions:

@@ -153,4 +153,5 @@ def test_what_is_found_in_a_void_experiment_says_that_it_is_void(verdict):
     assert (told.word, findings(told)) == ("void", [])
     found = [note for note in told.notes if "finding, " in note]
     assert len(found) == 2
-    assert all(note.startswith("of a void experiment, so no evidence for or against an arm: finding, ") for note in found)
+    begins = "of a void experiment, so no evidence for or against an arm: finding, "
+    assert all(note.startswith(begins) for note in found)

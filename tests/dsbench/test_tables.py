@@ -200,6 +200,42 @@ def test_a_wild_boot_makes_ranks_and_means_disagree(up):
     assert judged(table(arms=arms, conditions={}, higher_is_better=up)).word == ("improved" if up else "regressed")
 
 
+# --- what it would take ---------------------------------------------------------------------------------------------
+
+NOISY = {"a": (300, 310, 290, 305, 295), "b": (301, 312, 291, 304, 298)}
+BY_BLOCK = {
+    "arms": {
+        "off": {"boots": list(NOISY["a"]), "blocks": [1, 2, 3, 4, 5]},
+        "on": {"boots": [302, 308, 296, 304, 301], "blocks": [1, 2, 3, 4, 5]},
+    }
+}
+
+
+@pytest.mark.parametrize("by_block", [False, True])
+def test_what_is_needed_is_told_beyond_the_margin(by_block):
+    """A change of the margin is called by no number of boots; one of a little more takes many."""
+    content = table(**NOISY) | (BY_BLOCK if by_block else {})
+    told = judged(content | {"practical_margin": 3.0, "effects": [3.0, 3.5, 6.0]})
+    needed = told.figures["boots_per_arm_for_80_percent_power"]
+    without = judged(content | {"practical_margin": None, "effects": [3.5]})
+    assert list(needed) == ["3.5", "6"]
+    assert needed["3.5"] > 2 * without.figures["boots_per_arm_for_80_percent_power"]["3.5"]
+    assert needed["6"] < needed["3.5"]
+    assert "; no number of boots calls a change that is within the margin" in told.lines[0]
+    equivalent = judged(content | {"practical_margin": 3.0})
+    assert equivalent.figures["boots_per_arm_for_80_percent_power"] == {}
+    n = equivalent.figures["boots_per_arm_to_call_equivalent"]
+    assert f"80 % power needs {n:,} boots an arm to call equal arms equivalent within 3 tokens/s" in equivalent.lines[0]
+
+
+def test_power_of_several_arms_says_that_it_is_of_one():
+    content = table(**NOISY)
+    content["arms"]["both"] = {"boots": [302, 309, 293, 306, 297]}
+    content["conditions"]["toggle_marker_seen"]["both"] = True
+    lines = judged(content).lines
+    assert all("told of one claim alone; Holm over 2 takes more." in line for line in lines)
+
+
 def test_cold_boots_are_left_out_and_said():
     content = table()
     content["arms"]["on"] |= {"compile_cache": ["cold", "warm", "warm", None]}

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsbench.decide import decide
 from dsbench.stats.proportions import compare_proportions, newcombe, wilson
 
 SHARES = st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
@@ -50,3 +51,24 @@ def test_no_items_no_share():
     with pytest.raises(ValueError, match="a share needs items"):
         compare_proportions(0, 0, 1, 2)
     assert compare_proportions(10, 10, 10, 10).z_pooled == 0.0
+
+
+def test_by_simulation_so_many_items_see_an_effect_beyond_the_margin_or_that_there_is_none():
+    share, margin, effect = 0.8, 0.03, 0.035
+    tests = compare_proportions(800, 1000, 800, 1000)
+    rng = np.random.default_rng(1)
+
+    def power(n, change, word):
+        drawn = rng.binomial(n, (share - change / 2, share + change / 2), size=(400, 2))
+        return np.mean([_word(compare_proportions(int(a), n, int(b), n), margin) == word for a, b in drawn])
+
+    assert power(tests.items_needed(effect, 0.05, margin), effect, "improved") == pytest.approx(0.8, abs=0.06)
+    assert power(tests.items_needed(effect, 0.05), effect, "improved") < 0.72
+    assert power(tests.items_equivalent(margin, 0.90), 0.0, "equivalent") == pytest.approx(0.8, abs=0.06)
+    assert tests.items_needed(margin, 0.05, margin) is None
+    n = tests.items_needed(effect, 0.05, margin)
+    assert compare_proportions(round(share * n), n, round(share * n), n).visible(0.05, margin) <= effect
+
+
+def _word(tests, margin):
+    return decide(tests.difference, margin=margin, better="up", p=tests.fisher_p, interval=tests.interval, alpha=0.05)
