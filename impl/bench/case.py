@@ -33,8 +33,8 @@ class Case:
     """Inputs that a call leaves as they may not be for the next one: they are restored in between."""
     most: int = 1 << 30
     """Tokens (rows, requests) beyond which nobody would call it."""
-    bitwise: bool = False
-    """Whether the outputs are vLLM's to the bit."""
+    bitwise: tuple[int, ...] = ()
+    """Which outputs are vLLM's to the bit."""
 
     @property
     def name(self) -> str:

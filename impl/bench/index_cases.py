@@ -88,11 +88,11 @@ def _table(i: Inputs) -> int:
 
 CASES = (
     Case("index_map", "fresh", inputs, _map_fresh, lambda i: 2 * size(i["local"]) + _table(i), _vllm_map,
-         bitwise=True),
+         bitwise=(0, 1)),
     Case("index_map", "in place", inputs, _map_in_place, lambda i: 2 * size(i["local"]) + _table(i),
-         _vllm_map_in_place, changed=("local",), bitwise=True),
+         _vllm_map_in_place, changed=("local",), bitwise=(0, 1)),
     Case("topk_metadata", "shared buffer", inputs, _metadata, lambda i: size(i["local"], i["visible"]) + _table(i),
-         _vllm_metadata, bitwise=True),
+         _vllm_metadata, bitwise=(0, 1)),
 )  # fmt: skip
 
 __all__ = ["CASES"]

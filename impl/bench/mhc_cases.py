@@ -73,6 +73,22 @@ def _head(function: Callable[..., Any], i: Inputs) -> Outputs:
     return (out,)
 
 
+def placed(op: str, function: Callable[..., Any], i: Inputs) -> Outputs:
+    """An operation with its outputs over its inputs, as far as it may; also forms that no engine has, to be checked."""
+    if op == "mhc_seam":
+        return _seam_in_place(function, i)
+    if op == "mhc_post":
+        return (function(*_four(i), out=i["residual"]),)
+    if op == "mhc_post_mean":
+        function(*_four(i), i["y"])
+        return (i["y"],)
+    if op == "mhc_post_head":
+        return _head_in_place(function, i)
+    mean = torch.empty_like(i["y"])
+    function(*_four(i), i["head"], i["y"], mean)
+    return i["y"], mean
+
+
 def _head_in_place(function: Callable[..., Any], i: Inputs) -> Outputs:
     function(*_four(i), i["head"], i["y"])
     return (i["y"],)
@@ -170,16 +186,16 @@ def _vllm_mean_head(i: Inputs) -> Outputs:
 CASES = (
     Case("mhc_pre", "fresh", inputs, _pre,
          lambda i: size(i["residual"], i["post"], i["comb"], i["y"]) + _fn(i, "weights"), _vllm_pre),
-    Case("mhc_post", "fresh", inputs, _post, lambda i: _read(i) + size(i["residual"]), _vllm_post, bitwise=True),
-    Case("mhc_seam", "fresh", inputs, _seam, lambda i: 2 * _read(i) + _fn(i, "weights"), _vllm_seam),
+    Case("mhc_post", "fresh", inputs, _post, lambda i: _read(i) + size(i["residual"]), _vllm_post, bitwise=(0,)),
+    Case("mhc_seam", "fresh", inputs, _seam, lambda i: 2 * _read(i) + _fn(i, "weights"), _vllm_seam, bitwise=(0,)),
     Case("mhc_seam", "in place", inputs, _seam_in_place, lambda i: 2 * _read(i) + _fn(i, "weights"),
          _vllm_seam_in_place, changed=("residual", "y")),
-    Case("mhc_post_mean", "fresh", inputs, _mean, lambda i: _read(i) + size(i["y"]), _vllm_mean, bitwise=True),
+    Case("mhc_post_mean", "fresh", inputs, _mean, lambda i: _read(i) + size(i["y"]), _vllm_mean, bitwise=(0,)),
     Case("mhc_post_head", "fresh", inputs, _head, lambda i: _read(i) + size(i["y"]) + _fn(i, "head"), _vllm_head),
     Case("mhc_post_head", "in place", inputs, _head_in_place,
          lambda i: _read(i) + size(i["y"]) + _fn(i, "head"), _vllm_head, changed=("y",)),
     Case("mhc_post_mean_head", "fresh", inputs, _mean_head,
-         lambda i: _read(i) + 2 * size(i["y"]) + _fn(i, "head"), _vllm_mean_head),
+         lambda i: _read(i) + 2 * size(i["y"]) + _fn(i, "head"), _vllm_mean_head, bitwise=(1,)),
 )  # fmt: skip
 
-__all__ = ["CASES", "inputs", "vllm_head_of"]
+__all__ = ["CASES", "inputs", "placed", "vllm_head_of"]

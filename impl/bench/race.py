@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from impl.bench.backends import Way, absent, ways
-from impl.bench.case import Case, pristine, restore
+from impl.bench.case import Case, Inputs, pristine, restore
 from impl.bench.cases import shape
 from impl.bench.timing import measure, sets_for
 
@@ -38,9 +39,7 @@ def compare(
         for n in tokens:
             if n > case.most:
                 continue
-            sets = [case.build(dims, n, device, 1)]
-            nbytes = case.nbytes(sets[0])
-            sets += [case.build(dims, n, device, 2 + i) for i in range(sets_for(nbytes) - 1)]
+            sets, nbytes = rotating(case, partial(case.build, dims, n, device))
             kept = [pristine(case, inputs) for inputs in sets]
             for way in ways(case, backends, device, dims, n, every_point):
                 cell: Event = {"op": case.op, "form": case.form, "backend": way.backend, "tokens": n}
@@ -49,7 +48,7 @@ def compare(
                     continue
                 yield {"event": "start", **cell}
                 yield {"event": "row", **cell, "dims": dims.name, "bytes": nbytes,
-                       **_time(case, way, sets, kept, seconds, device, copy, nbytes)}  # fmt: skip
+                       **timed(case, way, sets, kept, seconds, device, copy, nbytes)}  # fmt: skip
             del sets, kept
             if device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -61,10 +60,19 @@ def label(cell: Event) -> str:
     return f"{cell['op']}/{cell['form']}/{cell['backend']}/{cell['tokens']}/{parameters}"
 
 
-def _time(
-    case: Case, way: Way, sets: list[Any], kept: list[Any], seconds: float, device: torch.device,
+def rotating(case: Case, build: Callable[[int], Inputs]) -> tuple[list[Inputs], int]:
+    """Inputs of several seeds, as many as a round takes, and the bytes of one."""
+    sets = [build(1)]
+    nbytes = case.nbytes(sets[0])
+    return sets + [build(2 + i) for i in range(sets_for(nbytes) - 1)], nbytes
+
+
+def timed(
+    case: Case, way: Way, sets: list[Inputs], kept: list[Any], seconds: float, device: torch.device,
     copy: float | None, nbytes: int,
 ) -> Event:  # fmt: skip
+    """A row's figures; `error` in their place where the way cannot run here. Raises Poisoned."""
+
     def refresh() -> None:
         for inputs, copies in zip(sets, kept, strict=True):
             restore(inputs, copies)
@@ -95,4 +103,4 @@ def _broken() -> bool:
     return False
 
 
-__all__ = ["Poisoned", "compare", "label"]
+__all__ = ["Poisoned", "compare", "label", "rotating", "timed"]

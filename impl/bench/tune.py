@@ -1,6 +1,7 @@
 """Rows of the tuning table from measured records: `python -m impl.bench.tune RECORDS... [--card NAME] [--write]`.
 
-Records are JSON lines of `python -m impl.bench --variants` and of `python -m impl.ops.mhc_trial`. At every number of
+Records are JSON lines of `python -m impl.bench --variants` and of `python -m impl.bench.mhc_trial`; what the latter
+wrote when it was impl.ops.mhc_trial, in words of its own (`kind`, `variant`, `reuse`), is read too. At every number of
 tokens that was measured, the point (backend and parameters) with the least time over the forms of an operation is
 taken, or the last smaller number's where that is as good within the slack; a point whose check failed in the same
 records is not taken. A row holds from one number beyond the last measured one up to the next; the last row has no end.
@@ -68,7 +69,7 @@ def read(paths: Iterable[Path]) -> Records:
 
 
 def _take(event: Row, record: str, found: Records) -> None:
-    if event.get("event") == "machine":
+    if event.get("event") == "machine" and "card" in event:
         found.cards.add(event["card"])
         if "capability" in event:
             major, minor = map(int, event["capability"].split("."))

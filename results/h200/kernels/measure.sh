@@ -56,7 +56,7 @@ profile() {
 export -f sanitize profile points
 export python out
 step build 120 "$python" -m impl.ops.cuda.build
-step mhc 200 "$python" -m impl.ops.mhc_trial --out "$out/mhc.jsonl" --seconds 180 --seeds 10
+step mhc 260 "$python" -m impl.bench.mhc_trial --out "$out/mhc.jsonl" --seconds 240 --seeds 10
 step other 200 "$python" -m impl.bench --times --variants $(ops) --backend triton --backend vllm --seconds 0.03 \
     --tokens 1,8,64,1024,8192 --out "$out/other.jsonl"
 step check 200 "$python" -m impl.bench --check --backend triton --backend vllm --backend cuda --runs 1000 --out "$out/check.jsonl"

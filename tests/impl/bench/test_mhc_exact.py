@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
+from impl.bench.mhc_exact import against_exact, near
 from impl.ops import mhc
-from impl.ops.mhc_cases import against_exact, near
 
 HIDDEN = 1024
 
