@@ -43,7 +43,7 @@ BETWEEN = (24, 36, 48, 96, 128, 256, 512, 1024, 2048)
 SECONDS, SECONDS_BETWEEN = 0.02, 0.005
 """Measuring time of one figure."""
 MOST_FEW, LEAST_MANY = 256, 24
-"""Tokens up to which points for few are timed, for each tile that a block goes through, and from which those for many."""
+"""Tokens up to which points for few are timed, for each tile of a block, and from which those for many are."""
 SEEDS = 4
 """Inputs of the in-place comparison at every number of tokens."""
 CASE_SECONDS, VLLM_SECONDS, START_SECONDS, COMPILERS = 12, 60, 60, 10
