@@ -66,6 +66,11 @@ def restore(inputs: Inputs, kept: Mapping[str, Tensor]) -> None:
         inputs[name].copy_(tensor)
 
 
+def copied(inputs: Inputs) -> Inputs:
+    """The same inputs, in memory of their own."""
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in inputs.items()}
+
+
 _workspaces: dict[str, Workspace] = {}
 
 
@@ -74,4 +79,4 @@ def workspace(tensor: Tensor) -> Workspace:
     return _workspaces.setdefault(str(tensor.device), Workspace(tensor.device))
 
 
-__all__ = ["Case", "Inputs", "Outputs", "integers", "normal", "pristine", "restore", "size", "workspace"]
+__all__ = ["Case", "Inputs", "Outputs", "copied", "integers", "normal", "pristine", "restore", "size", "workspace"]

@@ -40,7 +40,8 @@ def inputs(dims: Dims, tokens: int, device: torch.device, seed: int) -> Inputs:
     }
 
 
-def _four(i: Inputs) -> tuple[torch.Tensor, ...]:
+def four(i: Inputs) -> tuple[torch.Tensor, ...]:
+    """What a seam and POST take: residual, y, post, comb."""
     return i["residual"], i["y"], i["post"], i["comb"]
 
 
@@ -50,53 +51,37 @@ def _pre(function: Callable[..., Any], i: Inputs) -> Outputs:
 
 
 def _seam(function: Callable[..., Any], i: Inputs) -> Outputs:
-    return tuple(function(*_four(i), i["weights"]))
+    return tuple(function(*four(i), i["weights"]))
 
 
 def _seam_in_place(function: Callable[..., Any], i: Inputs) -> Outputs:
-    return tuple(function(*_four(i), i["weights"], residual_out=i["residual"], input_out=i["y"]))
+    return tuple(function(*four(i), i["weights"], residual_out=i["residual"], input_out=i["y"]))
 
 
 def _post(function: Callable[..., Any], i: Inputs) -> Outputs:
-    return (function(*_four(i)),)
+    return (function(*four(i)),)
 
 
 def _mean(function: Callable[..., Any], i: Inputs) -> Outputs:
     out = torch.empty_like(i["y"])
-    function(*_four(i), out)
+    function(*four(i), out)
     return (out,)
 
 
 def _head(function: Callable[..., Any], i: Inputs) -> Outputs:
     out = torch.empty_like(i["y"])
-    function(*_four(i), i["head"], out)
+    function(*four(i), i["head"], out)
     return (out,)
 
 
-def placed(op: str, function: Callable[..., Any], i: Inputs) -> Outputs:
-    """An operation with its outputs over its inputs, as far as it may; also forms that no engine has, to be checked."""
-    if op == "mhc_seam":
-        return _seam_in_place(function, i)
-    if op == "mhc_post":
-        return (function(*_four(i), out=i["residual"]),)
-    if op == "mhc_post_mean":
-        function(*_four(i), i["y"])
-        return (i["y"],)
-    if op == "mhc_post_head":
-        return _head_in_place(function, i)
-    mean = torch.empty_like(i["y"])
-    function(*_four(i), i["head"], i["y"], mean)
-    return i["y"], mean
-
-
 def _head_in_place(function: Callable[..., Any], i: Inputs) -> Outputs:
-    function(*_four(i), i["head"], i["y"])
+    function(*four(i), i["head"], i["y"])
     return (i["y"],)
 
 
 def _mean_head(function: Callable[..., Any], i: Inputs) -> Outputs:
     out, mean = torch.empty_like(i["y"]), torch.empty_like(i["y"])
-    function(*_four(i), i["head"], out, mean)
+    function(*four(i), i["head"], out, mean)
     return out, mean
 
 
@@ -106,7 +91,7 @@ def _fn(i: Inputs, name: str) -> int:
 
 
 def _read(i: Inputs) -> int:
-    return size(*_four(i))
+    return size(*four(i))
 
 
 def _vllm_pre(i: Inputs) -> Outputs:
@@ -198,4 +183,26 @@ CASES = (
          lambda i: _read(i) + 2 * size(i["y"]) + _fn(i, "head"), _vllm_mean_head, bitwise=(1,)),
 )  # fmt: skip
 
-__all__ = ["CASES", "inputs", "placed", "vllm_head_of"]
+FRESH = {case.op: case for case in CASES if case.form == "fresh"}
+
+
+def computed(op: str, function: Callable[..., Any], i: Inputs, in_place: bool = False) -> Outputs:
+    """One operation in fresh memory, or with its outputs over its inputs as far as they may be: also in forms that no
+    engine has."""
+    if not in_place or op == "mhc_pre":
+        return FRESH[op].run(function, i)
+    if op == "mhc_seam":
+        return _seam_in_place(function, i)
+    if op == "mhc_post":
+        return (function(*four(i), out=i["residual"]),)
+    if op == "mhc_post_mean":
+        function(*four(i), i["y"])
+        return (i["y"],)
+    if op == "mhc_post_head":
+        return _head_in_place(function, i)
+    mean = torch.empty_like(i["y"])
+    function(*four(i), i["head"], i["y"], mean)
+    return i["y"], mean
+
+
+__all__ = ["CASES", "computed", "four", "inputs", "vllm_head_of"]

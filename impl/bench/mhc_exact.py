@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from impl.bench.case import Inputs, Outputs
+from impl.bench.case import Inputs
+from impl.bench.mhc_cases import computed
 from impl.ops import mhc
 
 ROUNDING, GATE = 2**-8, 2**-16
@@ -18,9 +20,12 @@ GATES_BOUND, ERROR_RATIO = 2**-14, 1.01
 EXACT_TILE = 512
 
 
-def exactness(op: str, i: Inputs, found: Outputs) -> dict[str, Any]:
-    """What an operation found for inputs that it has left as they were; `sound` judges it."""
-    seam, head, told = i["weights"], i["head"], {}
+def check(op: str, function: Callable[..., Any], i: Inputs) -> dict[str, Any]:
+    """One operation as `function` computes it, and whether that is right (`ok`): to the bit where it can
+    be, near elsewhere, and the same in place. `i` is spent."""
+    seam, head = i["weights"], i["head"]
+    found = computed(op, function, i)
+    told: dict[str, Any] = {}
     streams = i["residual"] if op == "mhc_pre" else streams_in_order(i)
     if op in ("mhc_post", "mhc_seam"):
         told["streams_differ"] = int((found[0] != streams).sum())
@@ -34,12 +39,12 @@ def exactness(op: str, i: Inputs, found: Outputs) -> dict[str, Any]:
     if op in ("mhc_post_head", "mhc_post_mean_head"):
         told |= against_exact(streams, head, found[0], mhc.head(streams, head))
     told["finite"] = all(bool(torch.isfinite(t).all()) for t in found)
+    if op != "mhc_pre":
+        placed = computed(op, function, i, in_place=True)
+        told["in_place_same"] = all(map(torch.equal, found, placed))
+    exact = not told.get("streams_differ") and not told.get("mean_differs") and told.get("in_place_same", True)
+    told["ok"] = told["finite"] and exact and near(told)
     return told
-
-
-def sound(told: dict[str, Any]) -> bool:
-    """Whether what `exactness` found is right to the bit where it must be, and near where it may not be."""
-    return told["finite"] and not told.get("streams_differ") and not told.get("mean_differs") and near(told)
 
 
 def streams_in_order(i: Inputs) -> Tensor:
@@ -113,4 +118,4 @@ def _gates(logits: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
     return post, mhc.sinkhorn(mixing, weights.sinkhorn_iters, weights.hc_eps)
 
 
-__all__ = ["against_exact", "exactness", "near", "sound", "streams_in_order"]
+__all__ = ["against_exact", "check", "near", "streams_in_order"]

@@ -28,10 +28,10 @@ import torch
 from impl.bench.backends import VLLM, Way, bound
 from impl.bench.case import Inputs, pristine, restore
 from impl.bench.cases import shape
-from impl.bench.check import IN_PLACE, same
+from impl.bench.check import IN_PLACE
 from impl.bench.machine import describe
-from impl.bench.mhc_cases import CASES, inputs, placed
-from impl.bench.mhc_exact import exactness, sound
+from impl.bench.mhc_cases import CASES, inputs
+from impl.bench.mhc_exact import check
 from impl.bench.race import rotating, timed
 from impl.bench.timing import copy_rate
 from impl.ops import dispatch
@@ -121,19 +121,13 @@ def _way(case: Case, form: str) -> Way:
 def _checks(case: Case, device: torch.device) -> Case:
     """Against exact arithmetic, and bit by bit in place: `bad` holds the first cases that fail."""
     found: Case = {"ok": True, "bad": []}
-    function = dispatch.operations(case["backend"])[case["op"]]
+    function = partial(dispatch.operations(case["backend"])[case["op"]], **case["parameters"])
     for n in case["tokens"]:
         for seed in range(case["inputs"]):
-            i = inputs(shape(device.type), n, device, 1000 * seed + n)
-            outputs = _way(case, "fresh").compute(i)
-            told = exactness(case["op"], i, outputs)
-            right = sound(told)
-            if case["op"] != "mhc_pre":
-                told["in_place_same"] = same(outputs, placed(case["op"], partial(function, **case["parameters"]), i))
-                right = right and told["in_place_same"]
+            told = check(case["op"], function, inputs(shape(device.type), n, device, 1000 * seed + n))
             if seed == 0:
-                found[str(n)] = {name: value for name, value in told.items() if name != "finite"}
-            if not right:
+                found[str(n)] = {name: value for name, value in told.items() if name not in ("ok", "finite")}
+            if not told["ok"]:
                 found["ok"] = False
                 found["bad"].append([n, seed, told])
     found["bad"] = found["bad"][:5]

@@ -7,6 +7,9 @@ seen.
 import pytest
 import torch
 
+from impl.bench.case import copied
+from impl.bench.mhc_cases import inputs
+from impl.dims import FLASH
 from impl.ops.cuda import build
 from impl.ops.cuda import mhc as kernels
 
@@ -18,27 +21,23 @@ POINTS = [point for point in kernels.VARIANTS["mhc_seam"] if "groups" in point]
 
 def chain(a, variant, waits=False):
     """STEPS seams in place, each on what the last one left. Streams, layer input and gates at the end."""
-    from impl.ops import mhc_cases
-
-    weights, post, comb = mhc_cases.weights()[0], a.post, a.comb
+    weights, post, comb = a["weights"], a["post"], a["comb"]
     for _ in range(STEPS):
         out = kernels.seam(
-            a.residual, a.y, post, comb, weights, residual_out=a.residual, input_out=a.y, **variant
+            a["residual"], a["y"], post, comb, weights, residual_out=a["residual"], input_out=a["y"], **variant
         )  # fmt: skip
         post, comb = out.post, out.comb
         if waits:
             torch.cuda.synchronize()
-    return a.residual, a.y, post, comb
+    return a["residual"], a["y"], post, comb
 
 
 @pytest.mark.parametrize("variant", POINTS)
 @pytest.mark.parametrize("tokens", [16, 1005, 8192])
 def test_a_chain_gives_the_bits_of_one_that_waits(variant, tokens):
-    from impl.ops import mhc_cases
-
-    a = mhc_cases.acts(tokens, 3)
-    wanted = [t.clone() for t in chain(a.copy(), POINTS[0], waits=True)]
-    found = chain(a.copy(), variant)
+    a = inputs(FLASH, tokens, torch.device("cuda"), 3)
+    wanted = [t.clone() for t in chain(copied(a), POINTS[0], waits=True)]
+    found = chain(copied(a), variant)
     assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
     assert all(bool(torch.isfinite(t.float()).all()) for t in wanted)
 
@@ -46,20 +45,18 @@ def test_a_chain_gives_the_bits_of_one_that_waits(variant, tokens):
 @pytest.mark.parametrize("variant", POINTS)
 @pytest.mark.parametrize("behind", ["nothing", "a memset"])
 def test_a_captured_chain_does_so_at_every_replay(variant, behind):
-    from impl.ops import mhc_cases
-
-    a = mhc_cases.acts(1005, 4)
-    wanted = [t.clone() for t in chain(a.copy(), POINTS[0], waits=True)]
-    chain(a.copy(), variant)  # the library and its limits are there before the capture
-    placed, other = a.copy(), torch.ones(1 << 20, device="cuda")
+    a = inputs(FLASH, 1005, torch.device("cuda"), 4)
+    wanted = [t.clone() for t in chain(copied(a), POINTS[0], waits=True)]
+    chain(copied(a), variant)  # the library and its limits are there before the capture
+    placed, other = copied(a), torch.ones(1 << 20, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         if behind == "a memset":
             other.zero_()
         found = chain(placed, variant)
     for _ in range(3):
-        placed.residual.copy_(a.residual)
-        placed.y.copy_(a.y)
+        placed["residual"].copy_(a["residual"])
+        placed["y"].copy_(a["y"])
         graph.replay()
         torch.cuda.synchronize()
         assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))

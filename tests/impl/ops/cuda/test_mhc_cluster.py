@@ -1,8 +1,14 @@
 """mHC in CUDA C++ by clusters: its checks on a Hopper GPU, and that what it refuses is named."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from impl.bench.case import copied
+from impl.bench.mhc_cases import computed, inputs
+from impl.bench.mhc_exact import check
+from impl.dims import FLASH
 from impl.ops import mhc as reference
 from impl.ops.cuda import build
 from impl.ops.cuda import mhc as kernels
@@ -16,23 +22,19 @@ TOKENS = [1, 7, 8, 16, 17, 32, 33, 128, 1000]
 @needs_hopper
 @pytest.mark.parametrize(("op", "variant"), [(op, v) for op in kernels.VARIANTS for v in ({}, *kernels.VARIANTS[op])])
 def test_against_the_reference_and_in_place_against_fresh(op, variant):
-    from impl.ops import mhc_cases
-
     for n in TOKENS:
-        found = mhc_cases.check(op, kernels.OPERATIONS[op], dict(variant), n)
+        found = check(op, partial(kernels.OPERATIONS[op], **variant), inputs(FLASH, n, torch.device("cuda"), n))
         assert found["ok"], (n, found)
 
 
 @pytest.mark.gpu
 @needs_hopper
 def test_small_numbers_of_tokens_in_place_over_many_runs():
-    from impl.ops import mhc_cases
-
     for n in range(1, 17):
-        a = mhc_cases.acts(n, n)
-        fresh = mhc_cases.call("mhc_seam", kernels.seam, a, {})
+        a = inputs(FLASH, n, torch.device("cuda"), n)
+        fresh = computed("mhc_seam", kernels.seam, a)
         for _ in range(50):
-            placed = mhc_cases.call("mhc_seam", kernels.seam, a.copy(), {}, reuse=True)
+            placed = computed("mhc_seam", kernels.seam, copied(a), in_place=True)
             assert all(torch.equal(u, v) for u, v in zip(placed, fresh, strict=True)), n
 
 

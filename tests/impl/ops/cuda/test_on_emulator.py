@@ -10,12 +10,16 @@ import ctypes
 import shutil
 import subprocess
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from impl.ops import mhc, mhc_cases
+from impl.bench.case import copied
+from impl.bench.mhc_cases import computed, four
+from impl.bench.mhc_exact import check
+from impl.ops import mhc
 from impl.ops.cuda import build
 from impl.ops.cuda import mhc as kernels
 
@@ -25,6 +29,8 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="a C++ compiler builds 
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-fPIC", "-shared", "-fno-gnu-unique"]
 HIDDEN = kernels.HIDDEN
 GEN = torch.Generator()
+WEIGHTS = {}
+"""Of the test that runs."""
 
 
 def normal(*shape):
@@ -59,8 +65,7 @@ def emulated(libraries, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: types.SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
     monkeypatch.setattr(torch.Tensor, "new_empty", used_before)
-    monkeypatch.setattr(mhc_cases, "acts", lambda n, _seed: acts(n))
-    monkeypatch.setattr(mhc_cases, "weights", lambda: (seam, head))
+    WEIGHTS.update(weights=seam, head=head)
 
 
 def used_before(self, *shape, dtype=None):
@@ -75,7 +80,8 @@ def acts(n):
     """Mixing matrices far from symmetric, so that a transposed one is seen."""
     comb = torch.softmax(3 * normal(n, 4, 4), -1)
     post = 2 * normal(n, 4).sigmoid()
-    return mhc_cases.Acts(normal(n, 4, HIDDEN).bfloat16(), normal(n, HIDDEN).bfloat16(), post, comb)
+    residual, y = normal(n, 4, HIDDEN).bfloat16(), normal(n, HIDDEN).bfloat16()
+    return {"residual": residual, "y": y, "post": post, "comb": comb, **WEIGHTS}
 
 
 def tokens_of(variant):
@@ -99,7 +105,7 @@ def test_against_the_reference_and_in_place_against_fresh(emulated, op, variant)
     if "groups" in variant:  # one group as every group: what is emulated has 16 multiprocessors
         variant = {**variant, "groups": 1}
     for n in tokens_of(variant):
-        found = mhc_cases.check(op, kernels.OPERATIONS[op], dict(variant), n)
+        found = check(op, partial(kernels.OPERATIONS[op], **variant), acts(n))
         assert found["ok"], (n, found)
 
 
@@ -110,31 +116,31 @@ def test_groups_part_the_tiles(emulated, libraries, monkeypatch, tmp_path, early
     ctypes.c_int.in_dll(library, "emulator_resident").value = 2
     library.mhc_many_error.restype = ctypes.c_char_p
     monkeypatch.setattr(kernels, "_library", lambda _name, _device: library)
-    found = mhc_cases.check("mhc_seam", kernels.seam, {"groups": 2, "early": early}, 16 * 6 + 5)
+    found = check("mhc_seam", partial(kernels.seam, groups=2, early=early), acts(16 * 6 + 5))
     assert found["ok"], found
     with pytest.raises(RuntimeError, match=r"mhc_many\.cu: an error"):
-        kernels.seam(*acts(1).all(), mhc_cases.weights()[0], groups=3)
+        kernels.seam(*four(acts(1)), WEIGHTS["weights"], groups=3)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: {"y": a.y[:-1]}, r"y must have 8192 numbers"),
+        (lambda a: {"y": a["y"][:-1]}, r"y must have 8192 numbers"),
         (lambda a: {"y": torch.empty(2 * HIDDEN + 1, dtype=torch.bfloat16)[1:].view(2, HIDDEN)}, r"2 bytes past one"),
     ],
 )
 def test_what_a_kernel_would_read_past_is_refused(emulated, change, message):
     a = acts(2)
-    given = dict(zip(("residual", "y", "post", "comb"), a.all(), strict=True)) | change(a)
+    given = {name: a[name] for name in ("residual", "y", "post", "comb")} | change(a)
     with pytest.raises(ValueError, match=message):
-        kernels.seam(**given, weights=mhc_cases.weights()[0], splits=64)
+        kernels.seam(**given, weights=WEIGHTS["weights"], splits=64)
 
 
 def test_an_output_a_token_beside_its_input_is_refused(emulated):
     whole = normal(3, 4, HIDDEN).bfloat16()
     a = acts(2)
     with pytest.raises(ValueError, match="residual_out must be residual itself or apart from it"):
-        kernels.seam(whole[:2], a.y, a.post, a.comb, mhc_cases.weights()[0], residual_out=whole[1:], splits=64)
+        kernels.seam(whole[:2], a["y"], a["post"], a["comb"], WEIGHTS["weights"], residual_out=whole[1:], splits=64)
 
 
 HEADS = [{"splits": 64}, {"splits": 128}, {"cluster": 8, "warps": 8, "chains": 1}]
@@ -144,14 +150,14 @@ HEADS = [{"splits": 64}, {"splits": 128}, {"cluster": 8, "warps": 8, "chains": 1
 def test_means_into_a_column_of_a_wider_buffer_are_the_dense_ones(emulated, variant):
     """As the engine's captured means are: side by side by layer."""
     a, rows = acts(17), torch.full((17, 3, HIDDEN), -7.0, dtype=torch.bfloat16)
-    mean, out, beside = (torch.empty_like(a.y) for _ in range(3))
-    kernels.post_mean(*a.all(), mean)
-    kernels.post_mean(*a.all(), rows[:, 1])
+    mean, out, beside = (torch.empty_like(a["y"]) for _ in range(3))
+    kernels.post_mean(*four(a), mean)
+    kernels.post_mean(*four(a), rows[:, 1])
     assert torch.equal(rows[:, 1], mean)
-    kernels.post_head(*a.all(), mhc_cases.weights()[1], out, beside, **variant)
+    kernels.post_head(*four(a), WEIGHTS["head"], out, beside, **variant)
     assert torch.equal(beside, mean)
     placed = torch.empty_like(out)
-    kernels.post_head(*a.all(), mhc_cases.weights()[1], placed, rows[:, 0], **variant)
+    kernels.post_head(*four(a), WEIGHTS["head"], placed, rows[:, 0], **variant)
     assert torch.equal(rows[:, 0], mean)
     assert torch.equal(placed, out)
     assert (rows[:, 2] == -7).all()
@@ -160,20 +166,20 @@ def test_means_into_a_column_of_a_wider_buffer_are_the_dense_ones(emulated, vari
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda a, w: kernels.post_head(*a.all(), w[1], a.y, a.y), "must be two places: each is written"),
-        (lambda a, w: kernels.post_head(*a.all(), w[1], *[torch.empty_like(a.y)] * 2), "must be two places"),
-        (lambda a, w: kernels.seam(*a.all(), w[0], residual_out=a.residual, input_out=a.residual[:, 0].clone()[:1]),
+        (lambda a: kernels.post_head(*four(a), a["head"], a["y"], a["y"]), "must be two places: each is written"),
+        (lambda a: kernels.post_head(*four(a), a["head"], *[torch.empty_like(a["y"])] * 2), "must be two places"),
+        (lambda a: kernels.seam(*four(a), a["weights"], input_out=a["residual"][:1, 0].clone()),
          "input_out must have 8192 numbers"),
-        (lambda a, w: kernels.seam(*a.all(), w[0], input_out=a.residual.view(-1)[: 2 * HIDDEN].view(2, HIDDEN)),
+        (lambda a: kernels.seam(*four(a), a["weights"], input_out=a["residual"].view(-1)[: 2 * HIDDEN].view(2, HIDDEN)),
          "input_out must lie apart from residual, which is read again"),
-        (lambda a, w: kernels.post_mean(*a.all(), a.y.view(4, HIDDEN // 2)), "mean must be contiguous"),
-        (lambda a, w: kernels.post_mean(*a.all(), torch.empty(2, HIDDEN + 1, dtype=torch.bfloat16)[:, :HIDDEN]),
+        (lambda a: kernels.post_mean(*four(a), a["y"].view(4, HIDDEN // 2)), "mean must be contiguous"),
+        (lambda a: kernels.post_mean(*four(a), torch.empty(2, HIDDEN + 1, dtype=torch.bfloat16)[:, :HIDDEN]),
          "mean must have 8192 numbers from a multiple of 16"),
     ],
 )  # fmt: skip
 def test_outputs_that_would_be_written_wrongly_are_refused(emulated, call, message):
     with pytest.raises(ValueError, match=message):
-        call(acts(2), mhc_cases.weights())
+        call(acts(2))
 
 
 def test_a_library_that_lays_its_arguments_out_otherwise_is_refused(libraries, monkeypatch):
@@ -189,7 +195,7 @@ def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
     library = ctypes.CDLL(str(shutil.copy(libraries["mhc"]._name, tmp_path / "own.so")))
     ctypes.c_int.in_dll(library, "emulator_resident").value = 3
     monkeypatch.setattr(kernels, "_library", lambda _name, _device: library)
-    found = mhc_cases.check("mhc_seam", kernels.seam, {"cluster": 8, "warps": 8, "chains": 1}, 16 * 4 + 1)
+    found = check("mhc_seam", partial(kernels.seam, cluster=8, warps=8, chains=1), acts(16 * 4 + 1))
     assert found["ok"], found
     assert ctypes.c_int.in_dll(library, "emulator_clusters").value == 3
 
@@ -197,9 +203,9 @@ def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
 @pytest.mark.parametrize("variant", [{"splits": 64}, {"groups": 1}, {"cluster": 16, "warps": 8, "chains": 2}])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
     a = acts(21)
-    batch = kernels.seam(*a.all(), mhc_cases.weights()[0], **variant)
-    part = tuple(t[18:19].clone() for t in a.all())
-    alone = kernels.seam(*part, mhc_cases.weights()[0], **variant)
+    batch = kernels.seam(*four(a), WEIGHTS["weights"], **variant)
+    part = tuple(t[18:19].clone() for t in four(a))
+    alone = kernels.seam(*part, WEIGHTS["weights"], **variant)
     assert all(torch.equal(x[18:19], y) for x, y in zip(batch, alone, strict=True))
 
 
@@ -209,11 +215,11 @@ def test_how_the_work_is_cut_leaves_the_bits_alone(emulated, op, more):
     if op == "mhc_pre":  # its streams are read twice, so they have no hint
         more = {name: value for name, value in more.items() if name != "hints"}
     a = acts(16 * 3 + 5)
-    plain = mhc_cases.call(op, kernels.OPERATIONS[op], a, {"groups": 1})
-    cut = mhc_cases.call(op, kernels.OPERATIONS[op], a, {"groups": 1, **more})
+    plain = computed(op, partial(kernels.OPERATIONS[op], groups=1), a)
+    cut = computed(op, partial(kernels.OPERATIONS[op], groups=1, **more), a)
     assert all(torch.equal(x, y) for x, y in zip(plain, cut, strict=True))
     if op == "mhc_seam":
-        placed = mhc_cases.call(op, kernels.seam, a.copy(), {"groups": 1, **more}, reuse=True)
+        placed = computed(op, partial(kernels.seam, groups=1, **more), copied(a), in_place=True)
         assert all(torch.equal(x, y) for x, y in zip(plain, placed, strict=True))
 
 
@@ -221,32 +227,32 @@ def test_how_the_work_is_cut_leaves_the_bits_alone(emulated, op, more):
 @pytest.mark.parametrize("tiles", [2, 4])
 def test_tiles_of_a_block_leave_the_bits_alone(emulated, op, tiles):
     a = acts(16 * tiles + 21)
-    alone = mhc_cases.call(op, kernels.OPERATIONS[op], a, {"splits": 64})
-    together = mhc_cases.call(op, kernels.OPERATIONS[op], a, {"splits": 64, "tiles": tiles})
+    alone = computed(op, partial(kernels.OPERATIONS[op], splits=64), a)
+    together = computed(op, partial(kernels.OPERATIONS[op], splits=64, tiles=tiles), a)
     assert all(torch.equal(x, y) for x, y in zip(alone, together, strict=True))
     if op == "mhc_seam":
-        placed = mhc_cases.call(op, kernels.seam, a.copy(), {"splits": 64, "tiles": tiles}, reuse=True)
+        placed = computed(op, partial(kernels.seam, splits=64, tiles=tiles), copied(a), in_place=True)
         assert all(torch.equal(x, y) for x, y in zip(alone, placed, strict=True))
 
 
 @pytest.mark.parametrize("more", [{"unit": 16}, {"unit": 0}, {"fn": 2}, {"fn": -1}])
 def test_another_cut_of_the_rows_is_named(emulated, more):
     with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, hints 0, unit"):
-        kernels.seam(*acts(1).all(), mhc_cases.weights()[0], groups=1, **more)
+        kernels.seam(*four(acts(1)), WEIGHTS["weights"], groups=1, **more)
 
 
 def test_pre_has_no_hints(emulated):
     with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, hints 1"):
-        kernels.pre(acts(1).residual, mhc_cases.weights()[0], groups=1, hints=1)
+        kernels.pre(acts(1)["residual"], WEIGHTS["weights"], groups=1, hints=1)
 
 
 def test_no_tiles_is_named(emulated):
     with pytest.raises(RuntimeError, match=r"mhc_few\.cu: no kernel of splits 64, tiles 0"):
-        kernels.seam(*acts(1).all(), mhc_cases.weights()[0], splits=64, tiles=0)
+        kernels.seam(*four(acts(1)), WEIGHTS["weights"], splits=64, tiles=0)
 
 
 def test_what_was_not_compiled_is_named(emulated):
     with pytest.raises(RuntimeError, match=r"mhc\.cu: no kernel of cluster 4, warps 8"):
-        kernels.seam(*acts(1).all(), mhc_cases.weights()[0], cluster=4)
+        kernels.seam(*four(acts(1)), WEIGHTS["weights"], cluster=4)
     with pytest.raises(RuntimeError, match=r"mhc_few\.cu: no kernel of splits 3"):
-        kernels.pre(acts(1).residual, mhc_cases.weights()[0], splits=3)
+        kernels.pre(acts(1)["residual"], WEIGHTS["weights"], splits=3)
