@@ -211,8 +211,8 @@ def kernels_refusal(facts: Facts) -> str | None:
             build_all()
     except dispatch.DispatchError as error:
         return str(error)
-    except RuntimeError as error:
-        return f"{str(error).splitlines()[0]}: {dispatch.FORCE}=triton does without"
+    except (RuntimeError, OSError) as error:
+        return f"its CUDA kernels cannot be built: {str(error).splitlines()[0]}: {dispatch.FORCE}=triton does without"
     return None
 
 

@@ -175,7 +175,8 @@ def test_the_committed_table_names_what_there_is():
         assert (row.ms is None) == (row.record == ""), row
         if row.record:
             at = re.fullmatch(r"ms at (\d+) tokens", row.note)
-            assert at and any(figure_of(line, row, int(at[1])) for line in recorded(row.record)), row
+            assert at, row
+            assert any(figure_of(line, row, int(at[1])) for line in recorded(row.record)), row
         assert bool(row.backend) != bool(row.note) or row.backend, row
         if row.backend and not dispatch.missing(row.backend):
             assert row.op in dispatch.operations(row.backend), row

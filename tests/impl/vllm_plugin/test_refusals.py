@@ -193,10 +193,20 @@ def test_without_a_kernel_the_start_is_refused(names, forced, changes, words, ba
     assert "\n" not in reason
 
 
-def test_a_kernel_that_does_not_compile_refuses_the_start(backends):
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError("nvcc could not build mhc.cu: expected a ';'\nmore"),
+            "nvcc could not build mhc.cu: expected a ';'",
+        ),
+        (PermissionError(13, "Permission denied", "/kept"), "[Errno 13] Permission denied: '/kept'"),
+    ],
+)
+def test_a_kernel_that_cannot_be_built_refuses_the_start(error, words, backends):
     def build():
-        raise RuntimeError("nvcc could not build mhc.cu: error: expected a ';'\nmore")
+        raise error
 
     backends("cuda", "triton", build=build)
-    words = "nvcc could not build mhc.cu: error: expected a ';': DSBENCH_OPS=triton does without"
-    assert FINAL.refuse(H200) == words
+    reason = f"its CUDA kernels cannot be built: {words}: DSBENCH_OPS=triton does without"
+    assert FINAL.refuse(H200) == reason
