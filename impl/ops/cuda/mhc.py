@@ -49,11 +49,11 @@ def seam(
 ) -> SeamOutput:  # fmt: skip
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
-    tuning: `splits` of the columns for few tokens, and `tiles` of 16 that a block goes through; `groups` of 16 multiprocessors that make streams for many, while the
-    others finish rows, with `early` (2: fn is read while the kernel in front still ends, which must not write it),
-    `hints` to the cache (1: old streams and y are given up first; the seam's alone), `unit` (8 or 4: tokens of a block
-    that finishes rows) and `fn` (1: fn is read in front of the first tiles); or `cluster`, `warps`, `chains` and
-    `blocks` (of an SM) for many by clusters.
+    tuning: `splits` of the columns for few tokens, and `tiles` of 16 that a block goes through; `groups` of 16
+    multiprocessors that make streams for many, while the others finish rows, with `early` (2: fn is read while the
+    kernel in front still ends, which must not write it), `hints` to the cache (1: old streams and y are given up first;
+    the seam's alone), `unit` (8 or 4: tokens of a block that finishes rows) and `fn` (1: fn is read in front of the
+    first tiles); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -229,8 +229,8 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "mhc_pre": pre,
 }
 _FEW: list[dict[str, Any]] = [
-    {"splits": 128}, {"splits": 64}, {"splits": 128, "tiles": 2}, {"splits": 128, "tiles": 4}, {"splits": 64, "tiles": 2},
-    {"splits": 64, "tiles": 4},
+    {"splits": 128}, {"splits": 64}, {"splits": 128, "tiles": 2}, {"splits": 128, "tiles": 4},
+    {"splits": 64, "tiles": 2}, {"splits": 64, "tiles": 4},
 ]  # fmt: skip
 _SEAM: list[dict[str, Any]] = [
     {"cluster": c, "warps": w, "chains": k} for c, w, k in ((16, 8, 2), (8, 8, 1), (8, 16, 1))
