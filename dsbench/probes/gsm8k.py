@@ -12,9 +12,9 @@ What failure looks like: damage to attention or to the sums shows as wrong numbe
 to the text as missing markers, and a reply that never ends as `gsm8k.truncated`, which can also mean that `max_tokens`
 is too small for both arms. A defect must be coarse to show. With index rows corrupted (`c128_row_corrupt:N`), one boot
 an arm: micro (results/battery/dose) had 1,009 of 1,319 right, with 1 row in 50 1,001 (8 lost, p = 0.008: not called
-among the guards of `full`), with 1 in 10 964 (47 lost, 2 gained: regressed). pico, the shape of the unit tests, on held-out
-problems in the wordings it knows: 1 in 50 changed none of 100 (87 right); 1 in 10 turned 87 % into 84 % of 200 (7 lost, 1
-gained, p = 0.07: inconclusive); 1 in 3 turned 87 into 79 of 100 (8 lost, p = 0.008: regressed).
+among the guards of `full`), with 1 in 10 964 (47 lost, 2 gained: regressed). pico, the shape of the unit tests, on
+held-out problems in the wordings it knows: 1 in 50 changed none of 100 (87 right); 1 in 10 turned 87 % into 84 % of
+200 (7 lost, 1 gained, p = 0.07: inconclusive); 1 in 3 turned 87 into 79 of 100 (8 lost, p = 0.008: regressed).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Rows: items `alone/N` and `together/N` of `identity.tokens`, the ids as value an
 
 Failure looks like other ids from some position on, alone or, where rows of one request get into another's batch, only
 together. Boots of one arm that differ are said not to be deterministic. What is behind the prompt is short and the
-prompts are short, so a fault of long contexts can pass: of `c128_row_corrupt:50` and `:10` on micro the prompts of `full`
-show nothing; one of 1,095 tokens shows both (results/battery/dose).
+prompts are short, so a fault of long contexts can pass: of `c128_row_corrupt:50` and `:10` on micro the prompts of
+`full` show nothing; one of 1,095 tokens shows both (results/battery/dose).
 """
 
 from __future__ import annotations
