@@ -215,7 +215,7 @@ def kept(folder: Path, whole: bool) -> list[str]:
     wrong = list(notices)
     if verdict is None:
         return [*wrong, "no verdict was stored"]
-    if judge(plan, undisturbed(plan, records)) != without_repeats(verdict):
+    if without_history(judge(plan, undisturbed(plan, records))) != without_history(verdict):
         wrong.append("an undisturbed run with these records has another verdict")
     if whole:
         values = {o.value for o in records if isinstance(o, Observation) and o.metric == PRIMARY}
@@ -225,9 +225,13 @@ def kept(folder: Path, whole: bool) -> list[str]:
     return wrong
 
 
-def without_repeats(verdict: ExperimentVerdict) -> ExperimentVerdict:
-    """The verdict without the notes that tell which boots were repeated."""
-    return verdict.model_copy(update={"notes": [note for note in verdict.notes if not note.startswith(REPEATED)]})
+def without_history(verdict: ExperimentVerdict) -> ExperimentVerdict:
+    """The verdict without the notes that tell which boots were repeated, and what to do next, which depends on that."""
+    notes = [note for note in verdict.notes if not note.startswith(REPEATED)]
+    void = [reason.model_copy(update={"mend": ""}) for reason in verdict.void]
+    return verdict.model_copy(
+        update={"notes": notes, "void": void, "sentence": "" if void else verdict.sentence}  # it ends with the mend
+    )
 
 
 def undisturbed(plan: Plan, records: Sequence[Record]) -> list[Record]:

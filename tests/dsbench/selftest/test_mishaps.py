@@ -12,7 +12,7 @@ from dsbench import store
 from dsbench.cli.selftest import selftest
 from dsbench.judge import judge
 from dsbench.selftest import broken_engine, broken_harness, faults, happenings
-from dsbench.selftest.drill import drill, undisturbed, without_repeats
+from dsbench.selftest.drill import drill, undisturbed, without_history
 from dsbench.selftest.kills import Kill, KilledRun, ended
 from dsbench.selftest.mishaps import MISHAPS, NONE
 
@@ -176,4 +176,4 @@ def test_an_interrupted_boot_changes_no_verdict(make_plan, make_records):
     assert undisturbed(plan, disturbed) == clean
     verdict = judge(plan, disturbed)
     assert verdict != judge(plan, clean)
-    assert without_repeats(verdict) == judge(plan, clean)
+    assert without_history(verdict) == judge(plan, clean)
