@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from dsbench.engines.secrets import redact
 from dsbench.errors import InputError
-from dsbench.score.pytest_report import SESSION, Case, PytestReport, last_begun, read_console, read_junit
+from dsbench.score.pytest_report import ENDED, SESSION, Case, PytestReport, last_begun, read_console, read_junit
 
 OPTIONS = (
     "-vv",
@@ -48,7 +49,9 @@ class PytestRun:
     """Variables beside those of this process."""
 
     def command(self, junit: Path) -> list[str]:
-        return [self.python, "-P", "-m", "pytest", *OPTIONS, f"--junitxml={junit.resolve()}", *self.selection]
+        """Ids are relative to pytest's root, which is the checkout, whatever ini file stands around it."""
+        root = f"--rootdir={self.checkout.resolve()}"
+        return [self.python, "-P", "-m", "pytest", *OPTIONS, root, f"--junitxml={junit.resolve()}", *self.selection]
 
 
 def places(selection: Sequence[str]) -> list[str]:
@@ -112,14 +115,15 @@ def _report(code: int, junit: Path, text: str) -> PytestReport:
     if code in (INTERNAL, USAGE):
         if CONFTEST in text:
             return PytestReport({}, {SESSION: _last_line(text, "E ")})
-        raise NotRun(f"pytest ended with code {code}: {_last_line(text, 'ERROR:') or _last_line(text)}")
+        why = _option(text) or _last_line(text, "ERROR:") or _last_line(text)
+        raise NotRun(f"pytest ended with code {code}: {why}")
     try:
         return read_junit(junit.read_text(encoding="utf-8", errors="replace"), junit.name)
     except (OSError, InputError):
         pass  # the process ended before the report was whole
     if code == NOTHING:
         return PytestReport({})
-    ended = f"the process ended with {'signal ' + signal.Signals(-code).name if code < 0 else f'code {code}'}"
+    ended = f"{ENDED} with {'signal ' + signal.Signals(-code).name if code < 0 else f'code {code}'}"
     with contextlib.suppress(InputError):
         cases = dict(read_console(text, "output").cases)
         if begun := last_begun(text, cases):
@@ -127,6 +131,12 @@ def _report(code: int, junit: Path, text: str) -> PytestReport:
     if begun := last_begun(text, {}):
         return PytestReport({begun: Case("error", ended)})
     raise NotRun(f"{ended}: {_last_line(text)}")
+
+
+def _option(text: str) -> str:
+    """What pytest says of an option that it does not know, behind a line of usage that names every other one."""
+    said = re.findall(r"^.*?: error: (.+)$", text, re.MULTILINE)
+    return redact(said[-1].strip())[:200] if said else ""
 
 
 def _in_test(text: str) -> str:

@@ -11,8 +11,8 @@ from dsbench.score.pytest_ids import Compared, Difference, Kind, compare_reports
 from dsbench.score.pytest_report import PytestReport, from_texts, merged
 
 TOLD: tuple[Kind, ...] = (
-    "new failure", "machine", "no baseline", "not collected", "inherited", "newly skipped", "removed", "fixed",
-    "added",
+    "new failure", "machine", "no baseline", "not collected", "not reached", "inherited", "newly skipped", "removed",
+    "fixed", "added",
 )  # fmt: skip
 MOST = 3
 """Ids that a note names."""

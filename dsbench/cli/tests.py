@@ -22,6 +22,7 @@ SHOWN = (
     "machine",
     "no baseline",
     "not collected",
+    "not reached",
     "inherited",
     "newly skipped",
     "removed",
@@ -80,9 +81,11 @@ def tests(
     dsbench tests . . --a-env FEATURE=0 --b-env FEATURE=1 -- tests/kernels
 
     A and B are reports that exist, JUnit XML or what `pytest -rA` printed; or checkouts in which the selection after
-    `--` is run. A failure of B is new unless it fails in A, too, or is a variant whose parent cases fail: a
-    `test_x_reuses_y[128]` inherits from `test_x[*-128]`, or as --map says. Exit codes: 0 none is new, 1 a new failure,
-    or a module that B alone cannot collect; 3 tests of A that now show nothing; 4 not tested.
+    `--` is run. A failure of B is new unless it fails in A, too, or is a variant that fails as its parent cases do,
+    which fail in both: `test_x[bf16-128]` inherits from `test_x[128]` with the same type of error,
+    `test_x_reuses_y[128]` from `test_x[*-128]` with the same reason, others as --map says. Exit codes: 0 none is new,
+    1 a new failure, or a module that B alone cannot collect; 3 tests of A that now show nothing; 4 not tested, or
+    nothing to compare.
     """
     from dsbench.cli.table import print_json
     from dsbench.records import EXIT_CODES

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dsbench.decide import worst
 from dsbench.errors import InputError
 from dsbench.records import Word
-from dsbench.score.pytest_report import Case, PytestReport
+from dsbench.score.pytest_parents import FAULT, fits, inherits_from, plain_reason, same_failure
+from dsbench.score.pytest_report import SESSION, Case, PytestReport
 
 Kind = Literal[
     "new failure", "inherited", "fixed", "added", "removed", "newly skipped", "skipped", "machine", "no baseline",
-    "not collected", "unchanged",
+    "not collected", "not reached", "unchanged",
 ]  # fmt: skip
 """
 new failure    red in the candidate, and nothing of the baseline explains it
-inherited      red in both; or red and in the candidate alone, with a parent case that is red, too
+inherited      red in both; or red and in the candidate alone, and fails as its parent cases, which are red in both
 fixed          red in the baseline, passes in the candidate
 added          in the candidate alone, and passes
 removed        in the baseline alone
 newly skipped  ran in the baseline, and is set aside (skip, xfail) in the candidate
 skipped        set aside wherever it is
 machine        red because the process saw no device, or no compiler for its kernels: not tested
-no baseline    red, and the baseline could not collect its module
-not collected  in the baseline, and the candidate could not collect its module
+no baseline    red, and the baseline could not collect its module, or anything; or ended before its last test
+not collected  in the baseline, and the candidate could not collect its module, or anything
+not reached    in the baseline, and the candidate's process ended before its last test
 """
 
 MACHINE = re.compile(
@@ -37,14 +39,7 @@ MACHINE = re.compile(
     re.IGNORECASE,
 )
 IMPORT = re.compile(r"^(ModuleNotFoundError|ImportError)\b|cannot open shared object file|undefined symbol")
-FAULT = re.compile(
-    r"illegal memory access|device-side assert|misaligned address|unspecified launch|illegal instruction|"
-    r"the process ended|CUBLAS_STATUS|CUDNN_STATUS",
-    re.IGNORECASE,
-)
-"""A fault poisons its process: every test after it fails for the one reason, and it is still the code's."""
 NO_MACHINE = "no device or compiler"
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Difference:
     baseline: Case | None
     candidate: Case | None
     note: str = ""
-    """The parent cases that it inherits from, why it does not, or how its failure has changed."""
+    """The parent cases that it inherits from, why it does not, how its failure has changed, or why it was not run."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ def compare_reports(
     }
     names = sorted({*baseline.cases, *candidate.cases})
     differences = [] if any(environment) else [_difference(n, baseline, candidate, inherits or {}) for n in names]
-    reasons, word = _word(differences, collection, environment)
+    reasons, word = _word(differences, (baseline, candidate), collection, environment)
     notes = _notes(differences, inherits or {}, names)
     return Compared(word, reasons, differences, collection, environment, notes)
 
@@ -133,15 +128,16 @@ def _kind(
     candidate: PytestReport,
     inherits: Mapping[str, str],
 ) -> tuple[Kind, str]:
-    module = name.partition("::")[0]
     if any(case and case.red and MACHINE.search(case.reason) for case in (a, b)):
         return "machine", ""
     if b is None:
-        return ("not collected" if module in candidate.collection else "removed"), ""
-    if a is None and b.red and module in baseline.collection:
-        return "no baseline", ""
+        return _lacks(name, candidate) or ("removed", "")
     if a is None and b.red:
-        inherited, note = _inherits(name, baseline, candidate, inherits)
+        if unknown := _lacks(name, baseline):
+            return "no baseline", f"the baseline {unknown[1]}"
+        if not baseline.cases.keys() & candidate.cases.keys():
+            return "no baseline", "the arms have no test id in common"
+        inherited, note = inherits_from(name, baseline, candidate, inherits)
         return ("inherited" if inherited else "new failure"), note
     if a is None:
         return ("added" if b.green else "skipped"), ""
@@ -152,88 +148,24 @@ def _kind(
     return ("fixed" if a.red else "unchanged"), ""
 
 
+def _lacks(name: str, report: PytestReport) -> tuple[Literal["not collected", "not reached"], str] | None:
+    """Why a run may lack a test that its checkout has; None where the checkout has none."""
+    module = name.partition("::")[0]
+    if module in report.collection:
+        return "not collected", f"cannot collect {module}"
+    if SESSION in report.collection:
+        return "not collected", f"cannot collect anything: {report.collection[SESSION][:80]}"
+    if report.ended:
+        test, how = report.ended
+        return "not reached", f"never got there: {how} in {test}"
+    return None
+
+
 def _changed(a: Case, b: Case) -> str:
-    """How a failure of both arms has changed, where its kind has."""
-    before, now = a.reason.partition(":")[0], b.reason.partition(":")[0]
-    faulted = FAULT.search(b.reason) and not FAULT.search(a.reason)
-    if a.reason and b.reason and (before != now or faulted):
+    """How a failure of both arms has changed, where its type has."""
+    if a.reason and b.reason and not same_failure(a, b):
         return f"fails otherwise than in the baseline: {a.reason[:80]} -> {b.reason[:80]}"
     return ""
-
-
-def _inherits(
-    name: str, baseline: PytestReport, candidate: PytestReport, inherits: Mapping[str, str]
-) -> tuple[bool, str]:
-    """Whether every parent case is red in the baseline, and not mended in the candidate."""
-    parents, told = parent_cases(name, baseline.cases, inherits)
-    if not parents:
-        return False, ""
-    of_both = {parent: (baseline.cases[parent], candidate.cases.get(parent)) for parent in parents}
-    red = [p for p, (a, b) in of_both.items() if a.red and (b is None or b.red)]
-    if len(red) == len(parents):
-        gone = all(b is None for _, b in of_both.values())
-        where = "in the baseline, and left" if gone else "in both arms"
-        return True, f"inherits from {told}: {_cases(len(red))} red {where}"
-    mended = [p for p, (a, b) in of_both.items() if a.red and p not in red]
-    why = f"{len(mended)} of them mended" if mended else f"only {len(red)} of {_cases(len(parents))} red"
-    return False, f"does not inherit from {told}: {why}"
-
-
-def _cases(n: int) -> str:
-    return f"{n} case{'' if n == 1 else 's'}"
-
-
-def parent_cases(name: str, known: Iterable[str], inherits: Mapping[str, str]) -> tuple[list[str], str]:
-    """Ids among `known` that a test stands or falls with, and how they were found.
-
-    First by `inherits`. Then by parametrization: `test_x_reuses_y[128]` is a variant of `test_x`, so its parents are
-    the cases `test_x[*-128]` of the same module and class, those of the longest name where several fit. A function
-    that has gained a parameter has the cases without it, before or after the others, as its parents.
-    """
-    for pattern, parent in inherits.items():
-        if _fits(pattern, name):
-            return [other for other in known if _fits(parent, other)], f"{parent} (by the map)"
-    where, function, params = _split(name)
-    variants: dict[str, list[str]] = {}
-    for other in known:
-        other_where, other_function, other_params = _split(other)
-        if other_where != where:
-            continue
-        if function.startswith(f"{other_function}_"):
-            fits = not params or _ends(other_params, params)
-        else:
-            fits = other_function == function and _with_parameter(params, other_params)
-        if fits:
-            variants.setdefault(other_function, []).append(other)
-    if not variants:
-        return [], ""
-    longest = max(variants, key=len)
-    # A function whose parameters have changed stands or falls with what fits it exactly.
-    exact = [other for other in variants[longest] if _split(other)[2] == params]
-    shown = f"{longest}[*-{params}]" if params and not exact else f"{longest}[{params}]" if params else longest
-    return exact or variants[longest], shown
-
-
-def _ends(longer: str, shorter: str) -> bool:
-    return longer == shorter or longer.endswith(f"-{shorter}")
-
-
-def _with_parameter(params: str, without: str) -> bool:
-    """Whether `params` are those of `without` and one or more further ones at an end."""
-    return bool(without) and params != without and (params.endswith(f"-{without}") or params.startswith(f"{without}-"))
-
-
-def _split(name: str) -> tuple[str, str, str]:
-    """Module and class, function, and parameters of an id."""
-    plain, bracket, params = name.partition("[")
-    where, _, function = plain.rpartition("::")
-    return where, function, params.removesuffix("]") if bracket else ""
-
-
-def _fits(pattern: str, name: str) -> bool:
-    """A pattern without `::` speaks of the last part of an id, whatever its module."""
-    text = name if "::" in pattern else _split(name)[1] + name[len(name.partition("[")[0]) :]
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), text, re.DOTALL) is not None
 
 
 # --- the whole run ----------------------------------------------------------------------------------------------------
@@ -247,7 +179,7 @@ def environment_red(report: PytestReport) -> str | None:
     ran = {name: case for name, case in report.cases.items() if case.red or case.green}
     if not ran or not all(case.red for case in ran.values()):
         return None
-    reasons = {_NUMBERS.sub("N", case.reason) for case in ran.values()}
+    reasons = {plain_reason(case.reason) for case in ran.values()}
     shown = next(iter(ran.values())).reason
     if all(MACHINE.search(case.reason) for case in ran.values()):
         return f"{NO_MACHINE}: {shown}"
@@ -261,6 +193,7 @@ def environment_red(report: PytestReport) -> str | None:
 
 def _word(
     differences: list[Difference],
+    reports: tuple[PytestReport, PytestReport],
     collection: Mapping[str, tuple[str | None, str | None]],
     environment: tuple[str | None, str | None],
 ) -> tuple[list[str], Word]:
@@ -272,8 +205,14 @@ def _word(
     def tests(kind: Kind) -> str:
         return f"{n(kind)} test{'' if n(kind) == 1 else 's'}"
 
-    broken = [path for path, (a, b) in collection.items() if b is not None and a is None]
-    lost = [path for path, (a, b) in collection.items() if b is not None and a is not None]
+    known = SESSION not in reports[0].collection
+    broken = [path for path, (a, b) in collection.items() if b is not None and a is None and known]
+    lost = [path for path, (a, b) in collection.items() if b is not None and not (a is None and known)]
+    ended = [report.ended for report in reports]
+    baseline_ran = any(case.red or case.green for case in reports[0].cases.values())
+    unknown = {
+        d.note: sum(other.note == d.note for other in differences) for d in differences if d.kind == "no baseline"
+    }
     no_machine = environment[1] is not None and environment[1].startswith(NO_MACHINE)
     passed_before = [d for d in differences if d.kind == "removed" and d.baseline and d.baseline.green]
     told: list[tuple[Word, bool, str]] = [
@@ -281,12 +220,17 @@ def _word(
         ("regressed", bool(broken), f"the candidate cannot collect {', '.join(broken)}, which the baseline can"),
         (
             "regressed",
-            bool(environment[1]) and not environment[0] and not no_machine,
+            bool(environment[1]) and not environment[0] and not no_machine and baseline_ran,
             f"the candidate's whole run is red, by its environment and no test: {environment[1]}",
         ),
         (
             "void",
-            bool(environment[1]) and (bool(environment[0]) or no_machine),
+            bool(environment[1]) and not baseline_ran,
+            f"the baseline ran no test, and the candidate's are all red: {environment[1]}",
+        ),
+        (
+            "void",
+            bool(environment[1]) and baseline_ran and (bool(environment[0]) or no_machine),
             f"{'both arms were' if environment[0] else 'the candidate was'} not tested: {environment[1]}",
         ),
         (
@@ -296,7 +240,25 @@ def _word(
         ),
         ("void", bool(lost), f"neither arm can collect {', '.join(lost)}: not run"),
         ("void", bool(n("machine")), f"{tests('machine')} red because of the machine, without device or compiler"),
-        ("void", bool(n("no baseline")), f"{tests('no baseline')} red where the baseline could not be collected"),
+        (
+            "void",
+            bool(unknown),
+            "; ".join(
+                f"{count} test{'' if count == 1 else 's'} red that cannot be compared: {why}"
+                for why, count in unknown.items()
+            ),
+        ),
+        (
+            "void",
+            bool(n("not reached")) and ended[1] is not None,
+            f"{tests('not reached')} of the baseline never reached: the candidate's run {_how(ended[1])}",
+        ),
+        (
+            "void",
+            all(ended),
+            f"what comes later was not run in either arm: the baseline's run {_how(ended[0])}, the candidate's "
+            f"{_how(ended[1])}",
+        ),
         ("void", not _shared(differences) and not any(environment), "no test ran in both arms"),
         (
             "inconclusive",
@@ -318,6 +280,10 @@ def _word(
     return [text for _, text in held], worst([word for word, _ in held] or ["equivalent"])
 
 
+def _how(ended: tuple[str, str] | None) -> str:
+    return f"ended in {ended[0]} ({ended[1]})" if ended else ""
+
+
 def _shared(differences: list[Difference]) -> bool:
     return any(d.baseline and d.candidate and (d.candidate.red or d.candidate.green) for d in differences)
 
@@ -325,5 +291,5 @@ def _shared(differences: list[Difference]) -> bool:
 def _notes(differences: list[Difference], inherits: Mapping[str, str], names: list[str]) -> list[str]:
     changed = [d for d in differences if d.kind == "inherited" and d.note.startswith("fails otherwise")]
     notes = [f"{d.id} {d.note}" for d in changed]
-    stale = [pattern for pattern in inherits if not any(_fits(pattern, name) for name in names)]
+    stale = [pattern for pattern in inherits if not any(fits(pattern, name) for name in names)]
     return [*notes, *(f"the map's '{pattern}' is no test of either arm" for pattern in stale)]

@@ -18,6 +18,8 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 UNCOLLECTED = "not collected"
 SESSION = "(session)"
 """Stands for a module where pytest could not even begin to collect."""
+ENDED = "the process ended"
+"""How the reason of a test begins in which the run itself ended; the tests after it have no status."""
 
 LONGEST = 4000
 """No result is longer than this line; what a test prints may be, and is not looked at."""
@@ -66,6 +68,11 @@ class PytestReport:
     """Why a module could not be collected, by its path; its tests are unknown and did not run."""
     unnamed: dict[Status, int] = field(default_factory=dict)
     """Tests that the totals of a text count and none of its lines names."""
+
+    @property
+    def ended(self) -> tuple[str, str] | None:
+        """The test in which the run ended before its last one, and how; None where it came to its end."""
+        return next(((name, c.reason) for name, c in self.cases.items() if c.reason.startswith(ENDED)), None)
 
     def count(self, *statuses: Status) -> int:
         named = sum(case.status in statuses for case in self.cases.values())

@@ -66,6 +66,36 @@ def test_a_conftest_that_cannot_be_imported_is_a_collection_error(run, tmp_path)
     assert run().collection == {SESSION: "ModuleNotFoundError: No module named 'no_such_thing'"}
 
 
+def test_ids_are_the_checkouts_whatever_stands_around_it(run, tmp_path, monkeypatch):
+    """Seen: two checkouts in a folder with an ini file, whose ids began with their own names and never paired."""
+    inner = tmp_path / "B"
+    (inner / "tests").mkdir(parents=True)
+    (inner / "tests" / "test_a.py").write_text(PASSES)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    (tmp_path / "link").symlink_to(inner)
+    for checkout in (inner, tmp_path / "link"):
+        asked = PytestRun(sys.executable, checkout, ("tests",), 30.0)
+        report = asyncio.run(run_pytest(asked, tmp_path / "out.xml", tmp_path / "out.log"))
+        assert list(report.cases) == ["tests/test_a.py::test_a"]
+
+
+def test_ids_of_an_installed_package_do_not_say_where_it_is(run, tmp_path):
+    package = tmp_path / "venv" / "site-packages" / "kernels_x"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "test_a.py").write_text(PASSES)
+    (tmp_path / "checkout" / "tests").mkdir(parents=True)
+    (tmp_path / "checkout" / "tests" / "test_b.py").write_text("def test_b(): pass\n")
+    asked = PytestRun(
+        sys.executable, tmp_path / "checkout", ("tests", "--pyargs", "kernels_x"), 30.0,
+        {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(package.parent)},
+    )  # fmt: skip
+    (tmp_path / "checkout" / "kernels_x").mkdir()  # a selection names what a checkout has
+    report = asyncio.run(run_pytest(asked, tmp_path / "out.xml", tmp_path / "out.log"))
+    assert sorted(report.cases) == ["site-packages/kernels_x/test_a.py::test_a", "tests/test_b.py::test_b"]
+
+
 def test_nothing_collected_is_a_run_without_cases(run, tmp_path):
     write(tmp_path, test_a="x = 1\n")
     assert run().cases == {}
@@ -81,6 +111,8 @@ def test_what_cannot_run_says_why(run, tmp_path):
     write(tmp_path, test_a=PASSES)
     with pytest.raises(NotRun, match=r"pytest ended with code 4: not found: .*test_a.py::test_z"):
         run(("tests/test_a.py::test_z",))
+    with pytest.raises(NotRun, match=r"code 4: unrecognized arguments: -n 4 --no-such"):
+        run(("tests", "-n", "4", "--no-such"))
     with pytest.raises(NotRun, match=r"no tests/other\.py in"):
         run(("tests/other.py",))
     with pytest.raises(NotRun, match="cannot start"):

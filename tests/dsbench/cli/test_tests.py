@@ -47,7 +47,7 @@ def test_a_variant_inherits_and_a_new_failure_does_not(dsbench, reports):
     done = dsbench(*reports(before, after))
     assert done.returncode == 0
     assert "test_x[bf16-128]" in done.stdout, "brackets are no markup"
-    assert "inherits from test_x[*-128]: 1 case red in both arms" in done.stdout
+    assert "inherits from test_x[*-128] (by name, parameters and reason): 1 case red in both arms" in done.stdout
     assert done.stdout.splitlines()[-1] == "equivalent"
     done = dsbench(*reports(before, after | {"t/test_k.py::test_y": FAILED}), "--json")
     assert done.returncode == 1

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsbench.errors import InputError
-from dsbench.score.pytest_ids import check_named, compare_reports, parent_cases
-from dsbench.score.pytest_report import PytestReport, read_console, read_junit
+from dsbench.score.pytest_ids import check_named, compare_reports
+from dsbench.score.pytest_parents import parent_cases
+from dsbench.score.pytest_report import SESSION, Case, PytestReport, read_console, read_junit
 from tests.dsbench.score.pytest_files import junit
 
 MHC = "tests/kernels/test_mhc_kernels.py"
@@ -29,6 +30,7 @@ def kinds(answer) -> dict[str, str]:
 # --- the source document's kernel-test A/B --------------------------------------------------------------------------
 # Totals as the maintainer's notes give them; which tests they fall on is made up, the named ones apart.
 
+SEAM = "test_mhc_fused_post_pre[*-128] (by name, parameters and reason)"
 NO_FLASH = "failed: ImportError: requires the CUDA flash attention extensions (_vllm_fa2_C or _vllm_fa3_C)"
 
 
@@ -66,8 +68,26 @@ def test_the_merge_introduced_no_failure():
     assert [len(answer.of(kind)) for kind in ("fixed", "inherited", "added")] == [3, 11, 19]
     (only_after,) = [d for d in answer.of("inherited") if d.baseline is None]
     assert only_after.id == f"{MHC}::test_mhc_fused_post_pre_reuses_dead_buffers[128]"
-    assert only_after.note == "inherits from test_mhc_fused_post_pre[*-128]: 4 cases red in both arms"
+    assert only_after.note == f"inherits from {SEAM}: 4 cases red in both arms"
     assert answer.word == "improved"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "failed: RuntimeError: CUDA error: an illegal memory access was encountered",
+        "failed: ImportError: cannot import name 'reuse'",
+        "failed: AssertionError: Tensor-likes are not close!",
+        "failed",
+    ],
+)
+def test_the_merge_with_another_failure_in_the_variant_is_a_new_failure_mode(reason):
+    """The review excuses the case for its parent's failure, and for no other one."""
+    variant = f"{MHC}::test_mhc_fused_post_pre_reuses_dead_buffers[128]"
+    answer = compared(mhc_before(), mhc_after() | {variant: reason})
+    (new,) = answer.of("new failure")
+    assert (new.id, answer.word) == (variant, "regressed")
+    assert new.note.startswith(f"fails otherwise than its parent {SEAM}: ImportError: requires")
 
 
 def test_the_sampler_gained_two_tests():
@@ -93,11 +113,9 @@ def test_the_merge_with_one_case_mended_is_another_matter():
     before = mhc_before() | {f"{MHC}::test_mhc_fused_post_pre[17-128]": "passed"}
     after = mhc_after() | {f"{MHC}::test_mhc_fused_post_pre[17-128]": "passed"}
     (new,) = compared(before, after).of("new failure")
-    assert new.note == "does not inherit from test_mhc_fused_post_pre[*-128]: only 3 of 4 cases red"
+    assert new.note == f"does not inherit from {SEAM}: only 3 of 4 cases red"
     mended = compared(mhc_before(), after)
-    assert [d.note for d in mended.of("new failure")] == [
-        "does not inherit from test_mhc_fused_post_pre[*-128]: 1 of them mended"
-    ]
+    assert [d.note for d in mended.of("new failure")] == [f"does not inherit from {SEAM}: 1 of them mended"]
     assert mended.word == "regressed"
 
 
@@ -167,7 +185,8 @@ def test_a_failure_that_has_changed_its_kind_is_named():
         ("m.py::test_x_y_z[128]", ["m.py::test_x[1-128]", "m.py::test_x_y[2-128]"], [1]),
         ("m.py::T::test_x_y[128]", ["m.py::T::test_x[1-128]", "m.py::test_x[1-128]"], [0]),
         ("m.py::test_x_y[128]", ["m.py::test_x[128]", "m.py::test_x[64]"], [0]),
-        ("m.py::test_x_y", ["m.py::test_x[1]", "m.py::test_x[2]"], [0, 1]),
+        ("m.py::test_x_y", ["m.py::test_x[1]", "m.py::test_x[2]", "m.py::test_x"], []),
+        ("m.py::test_x_y[2]", ["m.py::test_x"], []),
         ("m.py::test_x[bf16-128]", ["m.py::test_x[128]", "m.py::test_x[64]"], [0]),
         ("m.py::test_x[128-bf16]", ["m.py::test_x[128]", "m.py::test_x[64]"], [0]),
         ("m.py::test_x[256]", ["m.py::test_x[128]"], []),
@@ -175,16 +194,57 @@ def test_a_failure_that_has_changed_its_kind_is_named():
     ],
 )
 def test_parents_by_parametrization(name, known, parents):
-    assert parent_cases(name, known, {})[0] == [known[i] for i in parents]
+    found = parent_cases(name, known, {})
+    assert (found.cases if found else []) == [known[i] for i in parents]
 
 
-def test_a_parent_that_left_with_the_candidate_still_counts():
+def test_a_name_that_begins_alike_excuses_no_defect():
+    """Seen: two defects of new tests passed as inherited, whatever they failed for."""
+    before = {"m.py::test_post[128]": NO_FLASH, "m.py::test_kv": NO_FLASH, "m.py::test_k": "passed"}
+    after = before | {
+        "m.py::test_post_reuses_r[128]": "failed: AssertionError: RuntimeError: CUDA error: an illegal memory access",
+        "m.py::test_kv_new_feature": NO_FLASH,
+    }
+    answer = compared(before, after)
+    assert (len(answer.of("new failure")), answer.word) == (2, "regressed")
+
+
+SHAPES = "failed: ValueError: shapes (4, 128) and (4, 64)"
+
+
+@pytest.mark.parametrize(
+    ("parent", "own", "kind"),
+    [
+        (SHAPES, "failed: ValueError: shapes (8, 128) and (8, 64)", "inherited"),
+        (SHAPES, "failed: ValueError: no block of this size", "inherited"),
+        (SHAPES, "failed: TypeError: no block", "new failure"),
+        ("failed: assert 1 == 2", "failed: AssertionError: not close", "inherited"),
+        (
+            "failed: RuntimeError: no kernel",
+            "failed: RuntimeError: CUDA error: an illegal memory access",
+            "new failure",
+        ),
+        ("failed: torch.OutOfMemoryError: 2 GiB", "failed: torch.OutOfMemoryError: 3 GiB", "inherited"),
+    ],
+)
+def test_a_further_parameter_inherits_the_type_of_error_alone(parent, own, kind):
+    before = {"m.py::test_x[128]": parent, "m.py::test_k": "passed"}
+    answer = compared(before, before | {"m.py::test_x[bf16-128]": own})
+    assert kinds(answer)["test_x[bf16-128]"] == kind
+    told = next(d.note for d in answer.differences if "bf16" in d.id)
+    assert "test_x[128] (by its parameters)" in told
+    assert told.startswith("inherits from" if kind == "inherited" else "fails otherwise than its parent")
+    mapped = compared(before, before | {"m.py::test_z": own}, {"test_z": "test_x[*]"})
+    assert kinds(mapped)["test_z"] == kind
+
+
+def test_a_parent_that_left_with_the_candidate_fails_in_one_arm_alone():
     before = {"m.py::test_old[1]": WRONG, "m.py::test_old[2]": WRONG, "m.py::test_k": "passed"}
     after = {"m.py::test_old_renamed[1]": WRONG, "m.py::test_k": "passed"}
-    answer = compared(before, after)
-    assert kinds(answer)["test_old_renamed[1]"] == "inherited"
-    assert "red in the baseline, and left" in answer.of("inherited")[0].note
-    assert answer.word == "equivalent"
+    for inherits in ({}, {"test_old_renamed[1]": "test_old[1]"}):
+        answer = compared(before, after, inherits)
+        assert kinds(answer)["test_old_renamed[1]"] == "new failure"
+        assert "1 of 1 case not in the candidate" in answer.of("new failure")[0].note
 
 
 def test_the_map_names_parents_that_no_rule_finds():
@@ -236,6 +296,54 @@ def test_tests_of_a_module_that_one_arm_cannot_collect():
     assert mended.word == "void"
 
 
+@pytest.mark.parametrize("red", [WRONG, "failed: ModuleNotFoundError: No module named 'vllm._C'"])
+def test_a_baseline_that_could_not_begin_is_compared_with_nothing(red):
+    """Seen: its conftest did not import, and what the candidate fails was called two new failures."""
+    after = report({"t/test_a.py::test_a": red, "t/test_a.py::test_b": red})
+    answer = compare_reports(PytestReport({}, {SESSION: "ModuleNotFoundError: No module named 'x'"}), after)
+    assert (answer.word, answer.of("new failure")) == ("void", [])
+    assert "the baseline" in answer.reasons[0]
+    if red == WRONG:
+        assert kinds(answer) == {"test_a": "no baseline", "test_b": "no baseline"}
+        assert answer.reasons[0] == (
+            "2 tests red that cannot be compared: the baseline cannot collect anything: "
+            "ModuleNotFoundError: No module named 'x'"
+        )
+    broken = compare_reports(report(GOOD), PytestReport({}, {SESSION: "ImportError: x"}))
+    assert (broken.word, kinds(broken)) == ("regressed", {"test_a": "not collected"})
+    neither = compare_reports(PytestReport({}, {SESSION: "x"}), report(GOOD, BAD))
+    assert (neither.word, neither.reasons[0]) == ("void", "neither arm can collect t/test_bad.py: not run")
+
+
+def crashed(name: str, **before: str) -> PytestReport:
+    """A run whose process died in a test, after others."""
+    cases = {f"t/test_a.py::{test}": Case(status) for test, status in before.items()}
+    return PytestReport({**cases, f"t/test_a.py::{name}": Case("error", "the process ended with signal SIGSEGV")})
+
+
+def test_what_a_crash_never_reached_is_compared_with_nothing():
+    whole = report({"t/test_a.py::test_a": "passed", "t/test_a.py::test_b": WRONG, "t/test_a.py::test_c": "passed"})
+    answer = compare_reports(crashed("test_a"), whole)
+    assert kinds(answer) == {"test_a": "fixed", "test_b": "no baseline", "test_c": "added"}
+    assert (answer.word, answer.reasons[0]) == (
+        "void",
+        "1 test red that cannot be compared: the baseline never got there: "
+        "the process ended with signal SIGSEGV in t/test_a.py::test_a",
+    )
+    lost = compare_reports(whole, crashed("test_a"))
+    assert kinds(lost) == {"test_a": "new failure", "test_b": "not reached", "test_c": "not reached"}
+    assert (lost.word, lost.reasons[0]) == ("regressed", "1 new failure")
+    known = compare_reports(whole, crashed("test_b", test_a="passed"))
+    assert (known.word, kinds(known)) == (
+        "void",
+        {"test_a": "unchanged", "test_b": "inherited", "test_c": "not reached"},
+    )
+    assert "1 test of the baseline never reached: the candidate's run ended in t/test_a.py::test_b" in known.reasons[0]
+    both = compare_reports(crashed("test_b", test_a="passed"), crashed("test_b", test_a="passed"))
+    assert (both.word, both.of("new failure")) == ("void", [])
+    assert "what comes later was not run in either arm" in both.reasons[0]
+
+
 NO_CUDA = "error: RuntimeError: No CUDA GPUs are available"
 NO_MODULE = "failed: ModuleNotFoundError: No module named 'vllm._C'"
 OTHER = "failed: TypeError: launch() missing 'grid' at 0x7f{}"
@@ -280,6 +388,15 @@ def test_nothing_in_common_is_void():
     assert compared({"a.py::test_a": "skipped: x"}, {"a.py::test_a": "skipped: x"}).word == "void"
 
 
+def test_reds_without_any_id_in_common_are_no_regression():
+    """Seen: two checkouts under one ini file, whose ids began with their folders."""
+    answer = compared(
+        {"A/t.py::test_a": "passed", "A/t.py::test_b": WRONG}, {"B/t.py::test_a": "passed", "B/t.py::test_b": WRONG}
+    )
+    assert (answer.word, answer.of("new failure")) == ("void", [])
+    assert answer.reasons[0] == "1 test red that cannot be compared: the arms have no test id in common"
+
+
 def test_results_without_names_are_refused():
     with pytest.raises(InputError, match=r"a\.txt: 29 passed tests without a name: run pytest with -rA"):
         check_named(read_console("=== 29 passed, 2 skipped in 1.00s ===\n", "a.txt"), "a.txt")
@@ -300,8 +417,12 @@ def test_every_id_has_one_class_and_no_loss_is_hidden(before, after):
         assert answer.word in ("void", "regressed")
         return
     assert [d.id for d in answer.differences] == sorted({*before, *after})
-    lost = [n for n, told in before.items() if told == "passed" and after.get(n) in (WRONG, "failed: ValueError: y")]
+    red = (WRONG, "failed: ValueError: y")
+    lost = [n for n, told in before.items() if told == "passed" and after.get(n) in red]
     assert {d.id for d in answer.of("new failure")} >= set(lost)
+    new = [n for n, told in after.items() if told in red and n not in before and before.keys() & after.keys()]
+    parents = [n for n in before if before[n] in red and after.get(n) in red]
+    assert parents or {d.id for d in answer.of("new failure")} >= set(new), "nothing to inherit from"
     assert (answer.word == "regressed") == bool(answer.of("new failure"))
 
 
