@@ -41,9 +41,15 @@ FOLLOWS = {
     "--synthetic-acceptance-length": ("rejection_sample_method", "synthetic_rates"),
     "--draft-load-format": ("draft_weights",),
     "--memory-budget": ("requested_bytes",),
+    "--model": ("model", "served_model"),
+    "--served-model-name": ("served_model",),
 }  # fmt: skip
 """Conditions that a difference of a key or flag explains; a flag that is not named explains the one of its name.
 An engine that captures its draft's passes has nothing to capture without one."""
+ENDPOINTS_DIFFER = ("vllm", "tp", "pp", "dp", "cache_state")
+"""Conditions that two running servers may differ in: which server it is, is the factor."""
+DECLARABLE = ("served_model", "max_model_len", "prefix_caching", "kv_pinned")
+"""What else running servers tell of themselves: the same in both arms, unless --declare names it."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,59}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -136,6 +142,12 @@ def declared_differences(baseline: ArmSpec, arm: ArmSpec) -> list[str]:
         if arm.env.get(key) != baseline.env.get(key):
             conditions += [f"env.{key}", *FOLLOWS.get(key, ())]
     return list(dict.fromkeys(conditions))
+
+
+def declare_it(condition: str) -> str:
+    """How running servers may differ in a condition; one model is often served under two names."""
+    under = " where one model has two names" if condition == "served_model" else " where it is meant to differ"
+    return f"add --declare {condition}{under}"
 
 
 def _method(arm: str, method: str | None) -> str | None:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dsbench.builds import ArmSpec, interpreter
+from dsbench.builds import DECLARABLE, ENDPOINTS_DIFFER, ArmSpec, declare_it, interpreter
 from dsbench.engines.endpoint import alive
 from dsbench.engines.read_back import ask
 from dsbench.engines.secrets import is_secret, refuse_secret, refuse_secrets
@@ -34,8 +34,6 @@ UNKNOWN = "unknown"
 """Speculative method of a running server that counts drafts."""
 LAW_BROKEN_TO, LAW_KEPT_FROM = (0, 26), (0, 32)
 """Versions of vLLM: with one noise key for a sampled draft and for what replaces it, and with two."""
-ENDPOINTS_DIFFER = ("vllm", "tp", "pp", "dp", "cache_state")
-"""Conditions that two running servers may differ in: which server it is, is the factor."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.+-]{0,59})=(https?://\S+)")
@@ -52,6 +50,8 @@ class Served:
     rig: Rig | None = None
     urls: dict[str, str] = field(default_factory=dict)
     """Running servers by arm."""
+    declare: tuple[str, ...] = ()
+    """Conditions in which they may differ."""
     plugin: bool = True
     """Whether the engine can take toggles."""
     vllm: str | None = None
@@ -138,6 +138,7 @@ class Served:
             if toggle.unverified_on:
                 notes.append(f"{toggle.name}: unverified on {toggle.unverified_on}; check it: {toggle.verified_by}")
         if self.engine == "endpoint":
+            notes += self._unlike()
             notes.append("each server was started once: boots are visits to it, and their spread is not that of starts")
         if not self.speaks_our_tokens:
             notes.append(f"output_law: not-run, it asks in the tokens of our own model and this is {self.engine}")
@@ -152,6 +153,16 @@ class Served:
                 "notes": notes,
             }
         )
+
+    def _unlike(self) -> list[str]:
+        """What the servers tell now that would void the experiment."""
+        notes = []
+        for name, key in (("served_model", "model"), ("max_model_len", "max_model_len")):
+            seen = {arm: told.get(key, "unknown") for arm, told in self.told.items()}
+            if name not in self.declare and len({*seen.values()}) > 1:
+                each = ", ".join(f"{value} in {arm}" for arm, value in seen.items())
+                notes.append(f"{name} differs ({each}), which voids the result: {declare_it(name)}")
+        return notes
 
     def _law_notes(self, arms: Sequence[Arm]) -> list[str]:
         """Whose fault a wrong output law would be: that of vLLM up to 0.26 is wrong in every arm."""
@@ -184,7 +195,7 @@ class Served:
         if not self.plugin:
             changes |= {"on": [], "takes": [], "environment": ""}
         if self.engine == "endpoint":
-            changes["declared"] = [*arm.declared, *ENDPOINTS_DIFFER]
+            changes["declared"] = [*arm.declared, *ENDPOINTS_DIFFER, *self.declare]
         return arm.model_copy(update=changes)
 
     def _config(self) -> dict[str, Any]:
@@ -199,6 +210,7 @@ def read_served(
     env: Sequence[str],
     rig: Path | None,
     endpoints: Sequence[str],
+    declare: Sequence[str] = (),
     toggles: Sequence[str],
 ) -> Served:
     """Check the options of an engine that is not ours. InputError names the option that is wrong or missing."""
@@ -208,7 +220,9 @@ def read_served(
     if engine == "endpoint":
         urls = _urls(endpoints)
         _no_toggles(toggles, "--engine endpoint: a server that runs already")
-        return Served(engine, env=variables, urls=urls, plugin=False)
+        return Served(engine, env=variables, urls=urls, declare=_declarable(declare), plugin=False)
+    if declare:
+        raise InputError(f"--declare {declare[0]} is for running servers: --arm says what {engine} arms do differently")
     if engine == "command":
         if rig is None:
             raise InputError("--engine command needs --rig FILE, with its start, stop and health commands")
@@ -229,6 +243,13 @@ def read_served(
 def _no_toggles(toggles: Sequence[str], why: str) -> None:
     if toggles:
         raise InputError(f"{why} takes no toggles, and '{toggles[0]}' is one: leave it out to measure builds")
+
+
+def _declarable(given: Sequence[str]) -> tuple[str, ...]:
+    for name in given:
+        if name not in DECLARABLE:
+            raise InputError(f"--declare {name}: running servers tell {', '.join(DECLARABLE)}; name one of these")
+    return tuple(dict.fromkeys(given))
 
 
 def _variables(given: Sequence[str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dsbench.builds import DECLARABLE, declare_it
 from dsbench.by_host import among_hosts
 from dsbench.evidence import BootEvidence
 from dsbench.killed import was_killed
@@ -157,9 +158,16 @@ def conditions_agree(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
                 yield VoidReason(
                     code="condition-differs",
                     text=f"undeclared difference of {key}: {seen}",
-                    mend=f"make {key} the same in every boot, or declare it as the difference of the arms",
+                    mend=_how_to_differ(plan, key),
                     boots=[boot.number for boot in fewest],
                 )
+
+
+def _how_to_differ(plan: Plan, key: str) -> str:
+    """How boots come to agree in a condition, or may differ in it."""
+    if plan.engine == "endpoint" and key in DECLARABLE:
+        return f"visit servers with the same {key}, or {declare_it(key)}"
+    return f"make {key} the same in every boot, or declare it as the difference of the arms"
 
 
 def _must_agree(plan: Plan, key: str) -> list[list[str]]:

@@ -59,6 +59,7 @@ class Asked:
     env: tuple[str, ...] = ()
     rig: Path | None = None
     endpoints: tuple[str, ...] = ()
+    declare: tuple[str, ...] = ()
     a: str | None = None
     b: str | None = None
 
@@ -115,7 +116,7 @@ class Asked:
 
         if self.engine != "embedded":
             return self._served_plan(suite or self.suite(), specs or self._specs(), options)
-        self._refuse(("vllm_python", "serve_args", "env", "rig", "endpoints"), "is for another --engine")
+        self._refuse(("vllm_python", "serve_args", "env", "rig", "endpoints", "declare"), "is for another --engine")
         dims, engine_args = self._engine()
         return plan_experiment(
             self.toggles,
@@ -143,7 +144,7 @@ class Asked:
         named = [*self.toggles, *(toggle for spec in specs for toggle in spec.toggles)]
         served = read_served(
             self.engine, python=self.vllm_python, serve_args=self.serve_args, env=self.env, rig=self.rig,
-            endpoints=self.endpoints, toggles=named,
+            endpoints=self.endpoints, declare=self.declare, toggles=named,
         )  # fmt: skip
         answered, unanswered = served.suite(suite, self.timeout), list[str]()
         if self.engine == "vllm":

@@ -96,6 +96,12 @@ build_options: Callable[[Function], Function] = group(
     click.option("--rig", type=FILE, metavar="FILE", help="command: TOML with start, stop, health, url and ranks."),
     click.option("--endpoint", "endpoints", metavar="NAME=URL", multiple=True, help="endpoint: a running server."),
     click.option(
+        "--declare",
+        metavar="CONDITION",
+        multiple=True,
+        help="endpoint: condition in which the servers may differ, such as served_model; repeat for several.",
+    ),
+    click.option(
         "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of order, prompts and engine."
     ),
     click.option(

@@ -104,7 +104,8 @@ def _cache_config(page: Page) -> dict[str, Any]:
 
 def _served(served: dict[str, Any]) -> dict[str, Any]:
     """Conditions that the front end told; the prefix cache's state is read back from where it counts."""
-    return {f"served_{key}": served[key] for key in ("version", "max_model_len", "prefix_caching") if key in served}
+    told = ("version", "model", "max_model_len", "prefix_caching")
+    return {f"served_{key}": served[key] for key in told if key in served}
 
 
 def conditions_without_plugin(arm: Arm, boot: Boot | None, served: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +114,7 @@ def conditions_without_plugin(arm: Arm, boot: Boot | None, served: dict[str, Any
         "source": "log and HTTP",
         "toggles": [],
         "vllm": served.get("version") or (boot.version if boot else None),
+        "served_model": served.get("model"),
         "max_model_len": served.get("max_model_len") or (boot.max_model_len if boot else None),
         "prefix_caching": served.get("prefix_caching", "unknown"),
         "tp": boot.tensor_parallel_size if boot else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
+from dsbench.builds import DECLARABLE
 from dsbench.matrices import name_of
 from dsbench.records import Arm, Plan
 from dsbench.suite import shipped
@@ -58,7 +59,9 @@ def _suite(plan: Plan) -> list[str]:
 
 def _arms(plan: Plan) -> list[str]:
     if plan.engine == "endpoint":
-        return [part for arm in plan.arms for part in ("--endpoint", f"{arm.name}={arm.url}")]
+        urls = [part for arm in plan.arms for part in ("--endpoint", f"{arm.name}={arm.url}")]
+        meant = [name for name in plan.baseline.declared if name in DECLARABLE]
+        return [*urls, *(part for name in meant for part in ("--declare", name))]
     if plan.matrix is not None:
         return [*_toggles(plan.matrix.factors, plan.matrix.kind), *_method(plan)]
     specs = [part for arm in plan.arms for part in ("--arm", _spec(plan, arm))]

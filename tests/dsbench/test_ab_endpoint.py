@@ -10,6 +10,7 @@ from dsbench import store
 from dsbench.cli import main
 from dsbench.cli.experiment import Asked
 from dsbench.errors import InputError
+from dsbench.report.rerun import command
 from tests.impl import serving
 
 TOKENS = """
@@ -50,16 +51,16 @@ contexts = 8
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """URLs by toggles; each server runs until the tests of this module are done."""
+    """URLs by toggles and flags; each server runs until the tests of this module are done."""
     started = {}
 
     def url_of(toggles, *flags):
-        if toggles not in started:
+        if (toggles, flags) not in started:
             folder = tmp_path_factory.mktemp("server")
-            started[toggles] = serving.start(
+            started[toggles, flags] = serving.start(
                 folder, "--load-format", "auto", "--memory-budget", str(64 << 20), *flags, toggles=toggles
             )
-        return str(started[toggles].client.base_url).rstrip("/")
+        return str(started[toggles, flags].client.base_url).rstrip("/")
 
     yield url_of
     for server in started.values():
@@ -72,11 +73,12 @@ def servers(tmp_path_factory):
 def ab(tmp_path):
     """Runs the command; gives exit code, verdict, plan and records."""
 
-    def run(suite, a, b):
+    def run(suite, a, b, *more):
         (tmp_path / "s.toml").write_text(suite)
-        args = ["ab", "--a", a, "--b", b, "-s", str(tmp_path / "s.toml"), "-o", str(tmp_path / "out"), "--json"]
+        args = ["ab", "--a", a, "--b", b, "-s", str(tmp_path / "s.toml"), "-o", str(tmp_path / "out"), "--json", *more]
         done = CliRunner().invoke(main, args, prog_name="dsbench")
-        folder = next(path for path in (tmp_path / "out").iterdir() if (path / "plan.json").is_file())
+        made = [path for path in (tmp_path / "out").iterdir() if (path / "plan.json").is_file()]
+        folder = max(made, key=lambda path: (path / "plan.json").stat().st_mtime_ns)
         return done.exit_code, json.loads(done.stdout), store.load_plan(folder), store.load_records(folder)[0]
 
     return run
@@ -123,6 +125,56 @@ def test_without_speculation_drafts_are_not_asked_for(ab, servers):
     _, verdict, plan, _ = ab(DRAFTS, servers(""), servers(""))
     assert plan.probes.names() == ["identity"]
     assert any("acceptance, output_law: not-run, no arm has speculation" in note for note in verdict["notes"])
+
+
+SMOKE = TOKENS.replace("blocks = 2", "blocks = 1")
+
+
+def test_another_model_in_one_arm_voids_the_result_unless_it_is_declared(ab, servers):
+    code, verdict, plan, _ = ab(SMOKE, servers(""), servers("", "--dims", "micro"))
+    assert (code, verdict["word"]) == (4, "void")
+    assert {reason["code"] for reason in verdict["void"]} == {"condition-differs"}
+    (of_model,) = [reason for reason in verdict["void"] if "difference of served_model" in reason["text"]]
+    assert "'pico' in a" in of_model["text"]
+    assert "'micro' in b" in of_model["text"]
+    assert of_model["mend"] == (
+        "visit servers with the same served_model, or add --declare served_model where one model has two names"
+    )
+    assert any(note.startswith("served_model differs (pico in a, micro in b), which voids") for note in plan.notes)
+
+
+def test_another_model_that_is_declared_is_compared_and_told(ab, servers):
+    meant = ("--declare", "served_model", "--declare", "max_model_len")
+    code, verdict, plan, _ = ab(SMOKE, servers(""), servers("", "--dims", "micro"), *meant)
+    assert (code, verdict["word"], verdict["void"]) == (1, "regressed", [])
+    assert any("declared differences of b: served_model pico -> micro" in note for note in verdict["notes"])
+    assert command(plan)[5:7] == ["--declare", "served_model"]
+
+
+def test_another_longest_request_in_one_arm_voids_the_result(ab, servers):
+    url, shorter = servers(""), servers("", "--max-model-len", "1024")
+    code, verdict, *_ = ab(SMOKE, url, shorter)
+    assert (code, [reason["code"] for reason in verdict["void"]]) == (4, ["condition-differs"])
+    assert verdict["void"][0]["text"].startswith("undeclared difference of max_model_len: ")
+    assert "--declare max_model_len" in verdict["void"][0]["mend"]
+    assert ab(SMOKE, url, shorter, "--declare", "max_model_len")[1]["void"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--declare", "served_modle"], "--declare served_modle: running servers tell served_model, max_model_len, "),
+        (["--engine", "vllm", "--declare", "served_model"], "--declare served_model is for running servers: "),
+        (["--engine", "embedded", "--declare", "served_model"], "--declare is for another --engine"),
+    ],
+)
+def test_what_cannot_be_declared(tmp_path, more, said):
+    urls = [] if "--engine" in more else ["--a", "http://127.0.0.1:9", "--b", "http://127.0.0.1:9"]
+    line = ["plan", *urls, *more, *(["-t", "mhc_input_reuse"] if not urls else []), "-o", str(tmp_path)]
+    line += ["--serve-args", "org/m"] if "vllm" in more else []
+    done = CliRunner().invoke(main, line, prog_name="dsbench")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
 
 
 def asked(**options):

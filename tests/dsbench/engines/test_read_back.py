@@ -34,6 +34,17 @@ def running(tmp_path):
     return Stopped(tmp_path)
 
 
+@pytest.mark.parametrize("plugin", [True, False])
+def test_the_served_model_is_a_condition_with_and_without_a_plugin(running, tmp_path, monkeypatch, plugin):
+    body = b'{"data": [{"id": "v4", "max_model_len": 8192}]}'
+    monkeypatch.setattr(read_back, "get_body", lambda url, seconds: body if url.endswith("/v1/models") else None)
+    if plugin:
+        write(tmp_path, "conditions.rank0", toggles=[])
+    told = read_back_all(running, ARM, "http://engine").conditions[0]
+    assert told["served_model"] == "v4"
+    assert told["served_max_model_len" if plugin else "max_model_len"] == 8192
+
+
 def write(folder, name, **values):
     (folder / f"{name}.json").write_text(json.dumps(values))
 
@@ -43,6 +54,7 @@ def test_without_a_plugin_the_log_is_all_there_is(running):
     assert told.conditions[0]["vllm"] == "0.26.0"
     assert (told.conditions[0]["tp"], told.conditions[0]["toggles"]) == (2, [])
     assert told.conditions[0]["prefix_caching"] == "unknown"
+    assert told.conditions[0]["served_model"] is None
     profile = told.kv_profiles[0]
     assert (profile["available_bytes"], profile["source"]) == (round(10.8 * GIB), "log")
     assert profile["rounding_bytes"] == int(0.005 * GIB)
