@@ -1,4 +1,4 @@
-"""Whether text is coherent: leaked control tokens, replacement characters, other scripts, repetition."""
+"""Whether text is coherent: leaked control tokens, characters of no text, other scripts, repetition."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
+from operator import eq
 from typing import Any
 
 from dsbench.checks.answer import Answer, Input, Some, read
@@ -14,12 +16,48 @@ from dsbench.errors import InputError
 
 CONTROL = re.compile(r"<\uff5c|\uff5c>|<\|[A-Za-z_▁][\w▁-]{0,40}\|>")
 """With the full-width bar (U+FF5C) any half is one; with the ASCII bar only a whole, since code has those signs too."""
+_NAMED = r"<(?:eos|bos|pad|unk|start_of_turn|end_of_turn)>|\[/INST\]|(?<!\w)\[INST\]|<</?SYS>>"
+"""Tokens without a bar; behind a word, code has `[INST]` and `<s>` for itself."""
+_CONTROL_NAMED = re.compile(_NAMED)
+_SENTENCE = re.compile(r"(?<!\w)<s>|<(/)s>")
+_THINK = re.compile(r"<(/?)think>")
+_MENTION = re.compile(rf"([`'\"])(?:{_NAMED}|</?(?:s|think)>)\1")
+"""A text that speaks of a token has it in quotes."""
 OTHER_SCRIPT_SHARE = 0.15
 REPEATED_RUN = 20
+LOOP_WORDS = 20
+LOOP_TIMES = 8
 
 
 def leaked_control_token(text: str) -> bool:
-    return CONTROL.search(text) is not None
+    """Whether a token that no text has stands in it: also half of a pair that is HTML or a reasoning part if whole."""
+    if CONTROL.search(text):
+        return True
+    spoken = _MENTION.sub("", text)
+    return _CONTROL_NAMED.search(spoken) is not None or _sentence_token(spoken) or _stray_think(spoken)
+
+
+def _sentence_token(text: str) -> bool:
+    """Whether `<s>` or `</s>` is no strike-through of HTML: without its other half, or around the whole text."""
+    found = list(_SENTENCE.finditer(text))
+    closes = [bool(tag[1]) for tag in found]
+    paired = len(closes) % 2 == 0 and all(closes[i] == bool(i % 2) for i in range(len(closes)))
+    around = len(found) == 2 and not text[: found[0].start()].strip() and not text[found[1].end() :].strip()
+    return bool(found) and (not paired or around)
+
+
+def _stray_think(text: str) -> bool:
+    """Whether a thinking tag stands outside a reasoning part: a second end, or a beginning behind an answer that has no
+    end. A first end alone closes what the prompt began, and an open part at the beginning was cut off."""
+    opened, parts, start = False, 0, 0
+    for tag in _THINK.finditer(text):
+        if tag[1]:
+            if not opened and parts:
+                return True
+            opened, parts = False, parts + 1
+        else:
+            opened, start = True, tag.start()
+    return opened and bool(parts or text[:start].strip())
 
 
 def incoherence(text: str) -> str | None:
@@ -29,13 +67,17 @@ def incoherence(text: str) -> str | None:
     if "\ufffd" in text:
         return "replacement character"
     counts = Counter(text)
+    if "\0" in counts:
+        return "NUL character"
+    if any(unicodedata.category(c) == "Co" for c in counts):
+        return "private-use character"
     letters = Counter({c: n for c, n in counts.items() if c.isalpha()})
     foreign = sum(n for c, n in letters.items() if "LATIN" not in unicodedata.name(c, ""))
     if foreign > OTHER_SCRIPT_SHARE * letters.total():
         return f"{foreign} of {letters.total()} letters are non-Latin"
     if text and _middle_run(text) >= max(REPEATED_RUN, len(text) / 2):
         return "repetition"
-    if len(text) >= REPEATED_RUN and len(counts) <= 2:
+    if (len(text) >= REPEATED_RUN and len(counts) <= 2) or _loops(text):
         return "repetition"
     return None
 
@@ -85,6 +127,22 @@ def _recovered(sampler: _Sampler) -> int:
     target[0] = sampler.target_prob_of_index_0
     target[peak] = 1.0 - sampler.target_prob_of_index_0
     return recovered_token(target, sampler.draft_probs)
+
+
+def _loops(text: str) -> bool:
+    """Whether half of a text or more is one sequence of up to LOOP_WORDS words, LOOP_TIMES times or more."""
+    places = [found.span() for found in re.finditer(r"\S+", text)]
+    words = [text[start:end] for start, end in places]
+    least = max(REPEATED_RUN, len(text) / 2)
+    for period in range(1, LOOP_WORDS + 1):
+        at = 0
+        for same, run in groupby(map(eq, words, words[period:])):
+            alike = sum(1 for _ in run)
+            last = at + alike + period - 1
+            if same and alike >= (LOOP_TIMES - 1) * period and places[last][1] - places[at][0] >= least:
+                return True
+            at += alike
+    return False
 
 
 def _middle_run(text: str) -> int:

@@ -3,11 +3,12 @@
 import importlib.util
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dsbench.checks import CHECKS, function
@@ -182,10 +183,95 @@ def test_signs_of_code_are_no_control_token_unless_whole(text):
         ("x" * 40, "repetition"),
         ("abab" * 10, "repetition"),
         ("ok ok", None),
+        ("the " * 200, "repetition"),
+        ("I will go. " * 50, "repetition"),
+        ("a b " * 1000, "repetition"),
+        ("The harbour is quiet at night and then " + "the ships wait, " * 9, "repetition"),
+        ("I will go. " * 7, None),
+        ("la la la la la la la", None),
+        ("no no no no no no no no no, said the clerk who had been asked for it once too often that day", None),
+        ("nul \0 here", "NUL character"),
+        ("icon \ue0a0 here", "private-use character"),
+        ("icon \U000f0001 here", "private-use character"),
+        ("It is 42.</s>", "leaked control token"),
+        ("<s> It is 42.", "leaked control token"),
+        ("<s>It is 42.</s>\n", "leaked control token"),
+        ("was <s>40</s> 42", None),
+        ("let v: Vec<s> = x;", None),
+        ("the tag `</s>` ends a sentence", None),
+        ('He said "no."</s>', "leaked control token"),
+        ("It is 42<eos>", "leaked control token"),
+        ("It is 42</s>", "leaked control token"),
+        ("was <s>40</s> and <s>41</s>", None),
+        ("It is 42.[/INST] And", "leaked control token"),
+        ("It is 42. <<SYS>>", "leaked control token"),
+        ("arr[INST] = 3", None),
+        ("<think>6*7</think>42", None),
+        ("6*7</think>42", None),
+        ("<think>6*7", None),
+        ("<think>6*7</think>42 <think>so", "leaked control token"),
+        ("It is 42. <think>so", "leaked control token"),
+        ("6*7</think>42</think>", "leaked control token"),
+        ("write `<think>` before it", None),
     ],
 )
 def test_incoherence(text, why):
     assert incoherence(text) == why
+
+
+PHRASES = st.lists(st.text("abcdefgh.,", min_size=1, max_size=8), min_size=1, max_size=20).map(" ".join)
+
+
+@given(PHRASES, st.integers(9, 30), st.data())
+def test_a_loop_of_words_is_repetition_wherever_it_is_cut(phrase, times, data):
+    looped = f"{phrase} " * times
+    cut = looped[: len(looped) - data.draw(st.integers(0, len(phrase)))]
+    assume(len(cut) >= 40)
+    before = data.draw(st.text("ijkl ", max_size=len(cut) // 4))
+    assert incoherence(f"{before} {cut}") == "repetition"
+
+
+NOUNS = ["log", "harbour", "engine", "index", "page", "token", "night", "ships", "clerk", "report", "draft", "row"]
+VERBS = ["holds", "writes", "reads", "sends", "waits", "turns", "counts"]
+
+
+def sentence(rng: random.Random) -> str:
+    subject, verb, thing = rng.choice(NOUNS), rng.choice(VERBS), rng.choice(NOUNS)
+    return f"The {subject} {verb} the {thing}{rng.choice(['', ' again', ' at night', f' {rng.randint(1, 99)} times'])}."
+
+
+@given(st.integers(0, 2**32), st.integers(2, 200))
+def test_ordinary_texts_lists_json_and_tables_are_no_repetition(seed, n):
+    rng = random.Random(seed)
+    rows = [{"id": i, "name": rng.choice(NOUNS), "ok": True, "note": None} for i in range(n)]
+    cells = [[str(i), rng.choice(NOUNS), "yes", "0"] for i in range(n)]
+    for text in (
+        " ".join(sentence(rng) for _ in range(n)),
+        "\n".join(f"{i}. {sentence(rng)}" for i in range(n)),
+        "\n".join(f"- {rng.choice(NOUNS)}: {rng.randint(0, 9)}" for i in range(n)),
+        "\n".join(f"* The {rng.choice(NOUNS)} is number {i} of the list" for i in range(n)),
+        json.dumps(rows),
+        json.dumps(rows, indent=2),
+        "\n".join(["| n | name | ok | left |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in cells)]),
+        "\n".join(f"    total += rows[{i}].count  # {rng.choice(VERBS)}" for i in range(n)),
+        ",".join(str(rng.randint(10, 99)) for _ in range(n)),
+    ):
+        assert incoherence(text) is None, text
+
+
+def test_our_own_models_answers_are_sound():
+    """The committed answers of the battery that its own verdict calls clean."""
+    texts = set()
+    for file in sorted(Path("results/battery").glob("*/records.jsonl")):
+        for line in file.read_text().splitlines():
+            record = json.loads(line)
+            if record.get("metric") in ANSWERS and record.get("text") and record.get("value") == 1:
+                texts.add(record["text"])
+    assert len(texts) > 500
+    assert {text: why for text in texts if (why := incoherence(text))} == {}
+
+
+ANSWERS = ("coherence.clean", "coherence.recall", "gsm8k.correct", "instruction.correct", "smoke.correct")
 
 
 @given(st.integers(0, 9), st.floats(1e-30, 1e-3))

@@ -190,7 +190,9 @@ def test_readings_are_figures(value):
 
 
 def test_a_long_reply_is_looked_at_in_a_moment():
-    assert incoherence("word, " * 1_000_000) is None
+    assert incoherence("word, " * 1_000_000) == "repetition"
+    assert incoherence(" ".join(map(str, range(200_000)))) is None
+    assert incoherence("<s> <think> </s> " * 100_000) is not None
     assert incoherence("x" * 50 + "yz" * 25) == "repetition"
     assert incoherence("yz" * 26 + "x" * 50) is None
 
