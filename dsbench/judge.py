@@ -25,7 +25,7 @@ from dsbench.records import (
     Verdict,
     VoidReason,
 )
-from dsbench.sanity import acceptance_findings, law_findings, toolcall_findings
+from dsbench.sanity import acceptance_findings, answer_findings, law_findings, toolcall_findings
 from dsbench.void import void_reasons
 
 UNKNOWN = "unknown on this platform"
@@ -79,6 +79,7 @@ def _findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
     yield from law_findings(plan, boots)
     yield from coherence_findings(plan, boots)
     yield from toolcall_findings(plan, boots)
+    yield from answer_findings(plan, boots)
 
 
 def resolved(verdict: ExperimentVerdict) -> bool:

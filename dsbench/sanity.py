@@ -2,7 +2,7 @@
 
 A stale or wrong draft distribution can raise acceptance while the output stops following the target
 (deepseek_v4_dspark.md section 4), so a rise is looked at as hard as a fall. And baselines that are no measure
-themselves: they fail the law of the output, or have so few points that hardly any can be lost.
+themselves: they fail the law of the output, or have so few points, or no right answer, that hardly any can be lost.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ NEAR_BOUND = 0.95
 CERTAIN_POSITION = 0.999
 LEAST_POINTS = 0.5
 """Share of the points of tool calls below which a baseline has too little to lose."""
+ANSWERS = ("smoke.correct", "gsm8k.correct", "instruction.correct")
+"""Metrics of answers that are right or wrong."""
 LEAST_ROUNDS = 100
 """Rounds from which a position that was never rejected says something: of 100, a rate of 0.97 has 5 % luck."""
 
@@ -147,6 +149,18 @@ def toolcall_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str
             f"finding, the baseline itself has {sum(shares):.3g} of {len(shares)} points of tool calls: only "
             f"{sum(share > 0 for share in shares)} of the {len(shares)} conversations can lose any"
         )
+
+
+def answer_findings(plan: Plan, boots: Sequence[BootEvidence]) -> Iterator[str]:
+    """A baseline without one right answer: what the candidate does cannot be a loss."""
+    mine = [boot for boot in boots if boot.planned.arm == plan.baseline.name]
+    for metric in ANSWERS:
+        seen = [o for boot in mine for o in boot.readings.get(metric, ()) if o.value is not None]
+        if seen and not any(o.value for o in seen):
+            yield (
+                f"finding, the baseline itself has 0 of {len({o.item for o in seen})} right in {metric}: nothing can "
+                "be lost, so take another model, or look at its answers"
+            )
 
 
 def _raws(boots: Sequence[BootEvidence], metric: str, item: str) -> list[list[float]]:

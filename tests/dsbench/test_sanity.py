@@ -154,3 +154,30 @@ def test_a_baseline_with_few_points_has_little_to_lose(tool_notes):
     assert tool_notes({**most, "z0": 0.5, "z1": 0.5, "z2": 0.5}, most) == [
         "finding, the baseline itself has 6.5 of 15 points of tool calls: only 8 of the 15 conversations can lose any"
     ]
+
+
+GRADED = {
+    "smoke.correct": '[[probes.smoke.items]]\nprompt = "7*8="\nanswer = 56\n[[probes.smoke.items]]\nchat = "x"\nanswer = 1',
+    "gsm8k.correct": "[probes.gsm8k]\nlimit = 7",
+    "instruction.correct": "[probes.instruction]\nitems = 9",
+}
+
+
+@pytest.mark.parametrize("metric", GRADED)
+def test_a_baseline_without_a_right_answer_has_nothing_to_lose(make_records, metric):
+    plan = plan_of(GRADED[metric])
+    items = [f"z{i}" for i in range(plan.probes.items(metric.split(".")[0]))]
+
+    def told(**right):
+        def values(boot, key):
+            arm = plan.boots[boot.number - 1].arm
+            return {item: int(item == right.get(arm)) for item in items} if key == metric else None
+
+        return [note for note in judge(plan, make_records(plan, values)).notes if "the baseline itself" in note]
+
+    finding = (
+        f"finding, the baseline itself has 0 of {len(items)} right in {metric}: nothing can be lost, so take another "
+        "model, or look at its answers"
+    )
+    assert told() == told(b="z1") == [finding]
+    assert told(a="z1") == told(a="z1", b="z0") == []
