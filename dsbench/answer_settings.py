@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dsbench.errors import InputError
 from dsbench.probe_table import AtOnce, ProbeTable, Seed, Table, Text, Tokens
@@ -23,9 +24,9 @@ from dsbench.questions import (
 class SmokeItem(Table):
     """One question with one right answer, asked greedily."""
 
-    prompt: str | None = None
+    prompt: Text | None = None
     """Text to complete; or `chat` instead."""
-    chat: str | None = None
+    chat: Text | None = None
     """One user message."""
     answer: int | None = None
     """The first whole number of the reply must be this; or `expect` instead."""
@@ -44,19 +45,30 @@ class SmokeItem(Table):
 
     @property
     def name(self) -> str:
-        return f"chat {self.chat}" if self.prompt is None else self.prompt
+        """Its id among the items: no prompt has that of a chat."""
+        if self.prompt is None:
+            return f"chat {self.chat}"
+        return f"prompt {self.prompt}" if self.prompt.startswith(("chat ", "prompt ")) else self.prompt
 
 
 class SmokeProbe(ProbeTable):
     """Asks short questions; one item each."""
 
     items: list[SmokeItem] = Field(min_length=1)
+    """The questions, each once: answers to one that stood twice would pass for those of two boots."""
+
+    @field_validator("items")
+    @classmethod
+    def _each_once(cls, items: list[SmokeItem]) -> list[SmokeItem]:
+        if twice := [name for name, times in Counter(item.name for item in items).items() if times > 1]:
+            raise ValueError(f"asks {twice[0]!r} more than once: ask each question once")
+        return items
 
     def metrics(self) -> list[str]:
         return ["smoke.correct"]
 
     def n_items(self) -> int:
-        return len({item.name for item in self.items})
+        return len(self.items)
 
 
 class Gsm8kProbe(ProbeTable):

@@ -34,7 +34,7 @@ Once = AfterValidator(_each_once)
 class Table(BaseModel):
     """One table of a suite's TOML."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ProbeTable(Table, ABC):

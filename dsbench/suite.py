@@ -6,6 +6,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from dsbench.errors import InputError
 from dsbench.metrics import check_pattern
-from dsbench.probe_settings import Probes
+from dsbench.probe_settings import SP_ACTIVE, Probes
 from dsbench.probe_table import Count, Table
 from dsbench.toml_text import read_toml, text_of
 
@@ -91,7 +92,17 @@ class Suite(Table):
             raise ValueError("probes: a suite needs at least one probe")
         if self.until == "profile" and self.probes.names() != ["kv"]:
             raise ValueError("until: 'profile' stops before serving, so only the kv probe can run")
+        self._names_what_it_measures()
         return self
+
+    def _names_what_it_measures(self) -> None:
+        """A guard or control of a probe that the suite lacks would guard nothing, and nobody would be told."""
+        measured = [key for name in self.probes.names() for key in self.probes.metrics(name)]
+        measured += [SP_ACTIVE] if self.probes.kv is not None else []  # plans ask for it where an arm needs it
+        for name in ("guards", "drift_controls"):
+            for pattern in getattr(self, name):
+                if not any(fnmatchcase(key, pattern) for key in measured):
+                    raise ValueError(f"{name}: no probe of the suite measures {pattern}: add its probe, or leave it out")
 
     def with_until(self, until: Until) -> Suite:
         """The same suite, stopped earlier: probes that need a server are dropped."""
@@ -153,11 +164,13 @@ def _explain(error: ValidationError, text: str, source: str) -> str:
     problems = error.errors(include_url=False)
     # A misspelled key shows as one unknown and one missing; the unknown one is what to mend.
     first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")
-    path = [part for part in first["loc"] if part not in ("function-after",)]
+    path = _keys(first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ")
+    if not path and (told := message.partition(": ")) and told[0] in Suite.model_fields:
+        path, message = [told[0]], told[2]  # of the whole suite, about one of its keys
     if first["type"] == "extra_forbidden":
         known = _known_keys(path[:-1])
-        near = difflib.get_close_matches(str(path[-1]), known, n=2, cutoff=0.5)
+        near = difflib.get_close_matches(str(path[-1]), known, n=2, cutoff=0.6)
         message = f"unknown key; {'did you mean ' + ' or '.join(near) + '?' if near else 'known: ' + ', '.join(known)}"
     elif first["type"] == "missing":
         message = "is missing"
@@ -165,9 +178,16 @@ def _explain(error: ValidationError, text: str, source: str) -> str:
         message = message[0].lower() + message[1:]
         if not isinstance(first["input"], dict | list):
             message += f", got {first['input']!r}"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    others = len({tuple(_keys(problem["loc"])) for problem in problems}) - 1
+    more = f" (and {others} more)" if others else ""
     key = ".".join(str(part) for part in path)
     return f"{source}:{line_of(text, path)}: {key}{' ' if key else ''}{message}{more}"
+
+
+def _keys(location: Sequence[int | str]) -> list[int | str]:
+    """The keys of a place in a suite; a part of a union is named there by its type, which is none."""
+    types = ("function-", "constrained-", "list[")
+    return [part for part in location if not str(part).startswith(types)]
 
 
 def _known_keys(path: Sequence[int | str]) -> list[str]:
@@ -206,8 +226,9 @@ def line_of(text: str, path: Sequence[int | str]) -> int:
             here = [*table, *_parts(key[1])]
         else:
             continue
-        if len(here) > best_depth and list(path[: len(here)]) == here:
-            best, best_depth = number, len(here)
+        shared = min(len(here), len(path))
+        if shared > best_depth and list(path[:shared]) == here[:shared]:
+            best, best_depth = number, shared
     return best
 
 

@@ -157,7 +157,7 @@ def test_a_baseline_with_few_points_has_little_to_lose(tool_notes):
 
 
 GRADED = {
-    "smoke.correct": '[[probes.smoke.items]]\nprompt = "7*8="\nanswer = 56\n[[probes.smoke.items]]\nchat = "x"\nanswer = 1',
+    "smoke.correct": '[probes.smoke]\nitems = [{ prompt = "7*8=", answer = 56 }, { chat = "x", answer = 1 }]',
     "gsm8k.correct": "[probes.gsm8k]\nlimit = 7",
     "instruction.correct": "[probes.instruction]\nitems = 9",
 }

@@ -94,6 +94,37 @@ def test_installed_suites_come_first(tmp_path, monkeypatch):
         ("blocks = 2", "blocks = 2\n[timeouts]\nstop = nan", "suites/x.toml:5: timeouts.stop input should be a finite"),
         ("blocks = 2", "blocks = 2\n[timeouts]\nboot = 1e300", "suites/x.toml:5: timeouts.boot input should be less"),
         ('name = "x"', 'name = "../x"', "suites/x.toml:1: name "),
+        (
+            "blocks = 2",
+            'blocks = 2\nguards = ["decode.tps.c4", "gsm8k.correct"]',
+            "suites/x.toml:4: guards no probe of the suite measures gsm8k.correct: add its probe, or leave it out",
+        ),
+        (
+            "blocks = 2",
+            'blocks = 2\ndrift_controls = ["toolcall.*"]',
+            "suites/x.toml:4: drift_controls no probe of the suite measures toolcall.*: add its probe, or leave it out",
+        ),
+        ("tokens = 16", 'tokens = "16"', "suites/x.toml:7: probes.decode.tokens input should be a valid integer, got"),
+        ("tokens = 16", "tokens = 16.0", "suites/x.toml:7: probes.decode.tokens input should be a valid integer, got"),
+        ("tokens = 16", "tokens = 16\nrepeats = true", "suites/x.toml:8: probes.decode.repeats input should be a"),
+        ("blocks = 2", "blocks = 2\n[timeouts]\nboot = true", "suites/x.toml:5: timeouts.boot input should be a"),
+        ('chat = "7*8"', 'chat = ""', "suites/x.toml:14: probes.smoke.items.1.chat string should have at least 1 char"),
+        ('prompt = "7*8="', 'prompt = ""', "suites/x.toml:10: probes.smoke.items.0.prompt string should have at least"),
+        (
+            'chat = "7*8"\nanswer = 56',
+            'chat = "7*8"\nexpect = ""',
+            "suites/x.toml:15: probes.smoke.items.1.expect string should have at least 1 character, got ''",
+        ),
+        (
+            "[probes.decode]",
+            "[probes.gsm8k]\nn_items = 3\n[probes.decode]",
+            "suites/x.toml:6: probes.gsm8k.n_items unknown key; known: blocks, source, limit, ",
+        ),
+        (
+            'chat = "7*8"',
+            'prompt = "7*8="',
+            "suites/x.toml:9: probes.smoke.items asks '7*8=' more than once: ask each question once",
+        ),
     ],
 )
 def test_errors_name_file_line_and_key(old, new, said):
@@ -128,6 +159,18 @@ def test_a_value_that_would_be_read_twice_is_refused(table, key, values):
     line = head.count("\n") + 1
     assert said == f"suites/x.toml:{line}: probes.{table}.{key} names {first} more than once: name each value once"
     assert parse_suite(f"{head}{key} = {once}\n", "x.toml").probes.names() == [table]
+
+
+def test_a_whole_number_is_a_number_too():
+    assert parse_suite(GOOD + "[timeouts]\nboot = 60\n", "x.toml").timeouts.boot == 60.0
+
+
+def test_a_prompt_never_has_the_id_of_a_chat():
+    given = [("prompt", "chat 7*8"), ("chat", "7*8"), ("prompt", "7*8"), ("prompt", "prompt chat 7*8")]
+    items = ", ".join(f"{{ {kind} = '{text}', answer = 1 }}" for kind, text in given)
+    suite = parse_suite(f"name = 'x'\nsummary = 's'\nblocks = 2\n[probes.smoke]\nitems = [{items}]\n", "x.toml")
+    names = [item.name for item in suite.probes.smoke.items]
+    assert names == ["prompt chat 7*8", "chat 7*8", "7*8", "prompt prompt chat 7*8"]
 
 
 def test_unterminated_text_points_at_the_end():
