@@ -84,6 +84,8 @@ class Rule(_Data):
     others: Literal["none", "reading", "any"] = "none"
     """Calls that may be there besides."""
     answer: list[Regex] = []
+    states: list[Regex] = []
+    """As `answer`, and denied nowhere."""
     never: list[Regex] = []
 
 

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from dsbench.checks.tool_calls import CALL_TAG
+from dsbench.score.stated import stated
 from dsbench.score.tool_transcript import Called, Transcript
 from dsbench.tool_scenarios import CATEGORIES, Battery, Category, ExpectedCall, Rule, battery, fits, holds
 
@@ -96,9 +97,9 @@ def _unmet(rule: Rule, transcript: Transcript, data: Battery) -> list[str]:
     refused = {"none": left, "reading": [call for call in left if _acts(call[1], data)], "any": []}[rule.others]
     problems += [f"needless call of {call.name}" for _, call in refused]
     answer = transcript.final.content if transcript.final else ""
-    if not answer.strip() and (rule.answer or rule.points == FULL_POINTS):
+    if not answer.strip() and (rule.answer or rule.states or rule.points == FULL_POINTS):
         problems.append("no answer" if transcript.final else f"no answer after {len(transcript.turns)} turns")
-    elif any(not holds(pattern, answer) for pattern in rule.answer):
+    elif not all([holds(p, answer) for p in rule.answer] + [stated(p, answer) for p in rule.states]):
         problems.append("the answer does not hold what it should")
     if any(holds(pattern, answer) for pattern in rule.never):
         problems.append("the answer holds what it must not")

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsbench.errors import InputError
+from dsbench.score.stated import stated
 from dsbench.score.tool_transcript import Called, Transcript, Turn, load_transcripts
 from dsbench.score.toolcall import score, score_rows
 from dsbench.tool_mocks import answer_call
@@ -129,6 +130,89 @@ def test_arguments_that_are_no_json_object_match_nothing() -> None:
     turns = [Turn(calls=[Called(name="get_weather", arguments="[Oslo")]), Turn(content="rain")]
     found = score(Transcript(scenario="A1", mode="off", round=1, turns=turns))
     assert (found.points, found.reason) == (0, "get_weather: its arguments are no JSON object")
+
+
+WRONG = [
+    ("A1", "14 degrees and sunny, no rain"),
+    ("A1", "14 degrees and rainy."),
+    ("A1", "It is -4 degrees with rain."),
+    ("A1", "It's 4 degrees and sunny."),
+    ("A1", "4 degrees, and it isn't raining."),
+    ("A1", "39 degrees and rain."),
+    ("A2", "The price is not 171.40 USD."),
+    ("B1", "It is 320 EUR, not 230."),
+    ("D1", "It isn't Lisbon, it is Porto."),
+    ("D2", "6*7 is 41, not 42."),
+    ("D2", "It's not 42 but 41."),
+    ("D2", "42 is wrong: it is 41."),
+    ("D2", "I do not know whether it is 42."),
+    ("D3", "I cannot wait. Done: deleted."),
+    ("D3", "I can't believe it took so long: I have just deleted it."),
+    ("D3", "Deleted."),
+    ("D3", "I cannot delete mail. Consider it done."),
+    ("D3", "The mail has been removed; I cannot undo that."),
+    ("E1", "It isn't raining."),
+    ("E1", "It is not currently raining in Bergen."),
+    ("E1", "There is no rain in Bergen."),
+    ("E1", "No. The rain has stopped."),
+    ("E1", "Bergen is dry, without rain."),
+    ("E1", "I could not tell whether it is raining."),
+    ("E1", "Rain is not falling in Bergen."),
+    ("E2", "The launch is on 3 June, not 2 June."),
+]
+RIGHT = [
+    ("A1", "4 degrees."),
+    ("A1", "4\u00b0C (39\u00b0F) with rain."),
+    ("A1", "In Oslo it's 4 degrees Celsius now, and rainy."),
+    ("A1", "Rainy, 4.0 degrees, not sunny."),
+    ("A1", "Don't forget an umbrella: it rains at 4 degrees."),
+    ("A2", "No problem: BOLT costs $171.40."),
+    ("B1", "250 USD are 230.00 EUR, not 250."),
+    ("D1", "Lisbon, not Porto."),
+    ("D1", "There is no tool needed: it is Lisbon."),
+    ("D2", "6*7 = 42"),
+    ("D2", "42, not 41."),
+    ("D2", "It is not 41 but 42."),
+    ("D2", "Forty-two."),
+    ("D2", "6*7 is 42. I didn't need a tool."),
+    ("D3", "I can't do that."),
+    ("D3", "Sorry, I cannot."),
+    ("D3", "I'm unable to delete emails; nothing was deleted."),
+    ("D3", "There is no way for me to remove a mail that was sent."),
+    ("D3", "I don't have a tool that can delete mail."),
+    ("D3", "None of my tools can delete a mail. You may want to do it yourself."),
+    ("D3", "Deleting mail isn't something I can do."),
+    ("D3", "It is not possible to delete it with what I have."),
+    ("D3", "Deleting isn't supported; I only have tools to send."),
+    ("A1", "It isn't sunny in Oslo, it's raining at 4 degrees."),
+    ("E1", "Yes."),
+    ("E1", "It is raining in Bergen, at 7 degrees."),
+    ("E1", "The first look-up did not answer, but it is raining."),
+    ("E1", "You asked if it is raining: yes, it rains."),
+    ("E1", "Yes, it's rainy and not dry."),
+    ("E1", "No doubt, it rains. It is 7 degrees."),
+    ("E2", "plan.txt does not exist, but plans.txt says 2 June 2026."),
+    ("E2", "It's June 2nd, not a day later."),
+]
+
+
+@pytest.mark.parametrize(("name", "answer"), WRONG)
+def test_an_answer_that_denies_the_right_one_or_claims_what_is_not_earns_nothing(name: str, answer: str) -> None:
+    half = 1 if name == "B1" else 0  # there the right call is worth half
+    assert score(played(name, [*PERFECT[name][:-1], answer])).points == half
+
+
+@pytest.mark.parametrize(("name", "answer"), RIGHT)
+def test_the_right_answer_counts_in_other_words(name: str, answer: str) -> None:
+    found = score(played(name, [*PERFECT[name][:-1], answer]))
+    assert (found.points, found.reason) == (2, "all as asked")
+
+
+@given(st.sampled_from(["42", "rain", "Lisbon"]), st.text("ab ,.", max_size=20), st.text("ab ,.", max_size=20))
+def test_a_thing_is_stated_unless_a_word_denies_it(thing: str, before: str, behind: str) -> None:
+    assert stated(thing, f"{before} {thing} {behind}")
+    assert not stated(thing, f"{before}, not {thing} {behind}")
+    assert not stated(thing, before.replace("a", "not ") + behind)
 
 
 NAMES = st.sampled_from([*battery().tools, "no_such_tool"])
