@@ -102,7 +102,8 @@ class Suite(Table):
         for name in ("guards", "drift_controls"):
             for pattern in getattr(self, name):
                 if not any(fnmatchcase(key, pattern) for key in measured):
-                    raise ValueError(f"{name}: no probe of the suite measures {pattern}: add its probe, or leave it out")
+                    why = f"no probe of the suite measures {pattern}: add its probe, or leave it out"
+                    raise ValueError(f"{name}: {why}")
 
     def with_until(self, until: Until) -> Suite:
         """The same suite, stopped earlier: probes that need a server are dropped."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import stdev
@@ -11,8 +11,7 @@ from statistics import stdev
 from scipy.optimize import brentq
 from scipy.stats import binomtest, norm
 
-from dsbench.stats.samples import Interval, sign_flip_p, smallest_p
-from dsbench.stats.samples import interval as sign_flip_interval
+from dsbench.stats.samples import Interval, ends, sign_flip_p, smallest_p, subset_means
 
 MCNEMAR = "exact McNemar"
 
@@ -35,8 +34,10 @@ class Paired:
     interval: Interval
     """Of the difference of the mean scores."""
     test: str
-    moved: int = 0
-    """Clusters whose mean changed."""
+    flipped: float = 0.0
+    """Share of the items that clusters gained or lost, each on balance."""
+    effective: float = 0.0
+    """Clusters of one size that say as much of the mean as these do: as many as there are, or fewer."""
     spread: float | None = None
     """Standard deviation between clusters of what each adds to the mean difference; None with one cluster."""
 
@@ -55,7 +56,9 @@ def compare_items(
 
     With independent items scored 0 or 1 the test is exact McNemar and the interval Tango's score interval.
     Where items share a cluster, or have scores between 0 and 1, cluster sums are flipped as wholes; the interval is at
-    least that of as many independent items as there are clusters, so that it has a width when nothing flipped.
+    least that of as many independent items as the clusters are worth, of which the shares are gained and lost that the
+    clusters gained and lost. So it has a width when nothing flipped, and no need of how alike the items of a cluster
+    are: what lies between -1 and 1 varies most where all of it is at the ends. It never leaves -1 to 1 where it ends.
     Raises ValueError unless both arms have the same, non-empty items.
     """
     if not baseline or baseline.keys() != candidate.keys():
@@ -67,7 +70,10 @@ def compare_items(
     sums: dict[str, float] = defaultdict(float)
     for item, difference in differences.items():
         sums[(clusters or {}).get(item, item)] += difference
+    sizes = Counter((clusters or {}).get(item, item) for item in differences)
     scaled = [value * len(sums) / n for value in sums.values()]
+    up, down = (math.fsum(max(sign * value, 0.0) for value in sums.values()) / n for sign in (1, -1))
+    effective = n * n / sum(size * size for size in sizes.values())
     whole = all(score in (0, 1) for scores in (baseline, candidate) for score in scores.values())
     if len(sums) == n and whole:
         test, p, least = MCNEMAR, mcnemar_p(gained, lost), smallest_p(gained + lost)
@@ -76,8 +82,9 @@ def compare_items(
         moved = [value for value in sums.values() if value]
         test = f"sign-flip over {'clusters' if len(sums) < n else 'items'}"
         p, least = sign_flip_p(moved or [0.0]), smallest_p(len(moved))
-        up, down = (sum(sign * value > 0 for value in scaled) for sign in (1, -1))
-        interval = _hull(sign_flip_interval(scaled, confidence), tango_interval(up, down, len(sums), confidence))
+        means = subset_means([value / sizes[cluster] for cluster, value in sums.items()], [sizes[c] for c in sums])
+        as_items = tango_interval(up * effective, down * effective, effective, confidence)
+        interval = _joined(ends(means, confidence), as_items)
     return Paired(
         items=n,
         clusters=len(sums),
@@ -89,13 +96,17 @@ def compare_items(
         smallest_p=least,
         interval=interval,
         test=test,
-        moved=sum(value != 0 for value in sums.values()),
+        flipped=up + down,
+        effective=effective,
         spread=stdev(scaled) if len(scaled) > 1 else None,
     )
 
 
-def _hull(wide: Interval, least: Interval) -> Interval:
-    return Interval(min(wide.low, least.low), max(wide.high, least.high), wide.attained)
+def _joined(flips: Interval, least: Interval) -> Interval:
+    """Both together, up to 0 where the flips exclude the other side of it, so that p and interval say the same."""
+    low = min(flips.low, max(least.low, 0.0) if flips.low > 0 else least.low)
+    high = max(flips.high, min(least.high, 0.0) if flips.high < 0 else least.high)
+    return Interval(low, high, flips.attained)
 
 
 def mcnemar_p(gained: int, lost: int) -> float:
@@ -105,8 +116,8 @@ def mcnemar_p(gained: int, lost: int) -> float:
     return float(binomtest(gained, gained + lost, 0.5).pvalue)
 
 
-def tango_interval(gained: int, lost: int, n: int, confidence: float) -> Interval:
-    """Score interval of the paired difference (gained - lost) / n (Tango 1998).
+def tango_interval(gained: float, lost: float, n: float, confidence: float) -> Interval:
+    """Score interval of the paired difference (gained - lost) / n (Tango 1998); counts need not be whole.
 
     Unlike an interval from the discordant items alone it has a width when nothing flipped.
     """

@@ -107,19 +107,25 @@ def ends(typical: NDArray[np.float64], confidence: float) -> Interval:
     return Interval(float(values[rank - 1]), float(values[-rank]), 1.0 - 2.0 * rank / patterns)
 
 
-def subset_means(differences: Sequence[float]) -> NDArray[np.float64]:
-    """Means of all non-empty subsets, or of a fixed random choice of them when there are many blocks."""
+def subset_means(differences: Sequence[float], sizes: Sequence[int] | None = None) -> NDArray[np.float64]:
+    """Means of all non-empty subsets, or of a fixed random choice of them when there are many blocks.
+
+    With `sizes` each difference is the mean of so many items, and so is a subset's mean: it never leaves the range of
+    the differences. The test that it inverts flips the sums of the items, which is as exact.
+    """
     values = _finite(differences)
-    n = len(values)
-    if n <= EXACT_UP_TO:
-        chosen = _signs(n)[1:] < 0
-        means: NDArray[np.float64] = chosen @ values / chosen.sum(axis=1)
+    weights = np.ones(len(values), dtype=np.int64) if sizes is None else np.asarray(sizes, dtype=np.int64)
+    if len(values) <= EXACT_UP_TO:
+        chosen = _signs(len(values))[1:] < 0
+        means: NDArray[np.float64] = chosen @ (values * weights) / (chosen @ weights)
         return means
-    # Of the zeros it only matters how many are chosen; among many items nearly all are.
-    rng, moved = np.random.default_rng(SEED), values[values != 0]
-    some = rng.integers(0, 2, size=(_draws(len(moved) or 1), len(moved)), dtype=np.int8)
-    size = some.sum(axis=1, dtype=np.int64) + rng.binomial(n - len(moved), 0.5, len(some))
-    drawn: NDArray[np.float64] = (some @ moved)[size > 0] / size[size > 0]
+    # Of the zeros it only matters how many of each size are chosen; among many items nearly all are.
+    rng, moved = np.random.default_rng(SEED), values != 0
+    some = rng.integers(0, 2, size=(_draws(int(moved.sum()) or 1), int(moved.sum())), dtype=np.int8)
+    below = some @ weights[moved]
+    for size, number in zip(*np.unique(weights[~moved], return_counts=True), strict=True):
+        below = below + size * rng.binomial(number, 0.5, len(some))
+    drawn: NDArray[np.float64] = (some @ (values * weights)[moved])[below > 0] / below[below > 0]
     return drawn
 
 

@@ -109,7 +109,7 @@ def test_shares_over_boots_are_flipped_as_wholes():
     b = {f"i{n}": 1.0 for n in range(8)}
     paired = compare_items(a, b)
     assert paired.p == pytest.approx(2 / 2**8)
-    assert 0.45 < paired.interval.low <= 0.5
+    assert 0 <= paired.interval.low <= 0.5 <= paired.interval.high <= 1
     assert (paired.test, paired.clusters) == ("sign-flip over items", 8)
     assert compare_items(a, b, {"i0": "one", "i1": "one"}).test == "sign-flip over clusters"
 
@@ -138,6 +138,67 @@ def test_clusters_in_which_nothing_flipped_say_no_more_than_as_many_items(n_clus
     paired = compare_items(items, items, clusters)
     alone = tango_interval(0, 0, n_clusters, 0.90)
     assert paired.interval.low <= alone.low < 0 < alone.high <= paired.interval.high
+
+
+def of_clusters(*lost):
+    """Arms of clusters of which `(of, lost)` items: right in one, and so many of them lost in the other."""
+    a = {f"{c}/{i}": 1.0 for c, (size, _) in enumerate(lost) for i in range(size)}
+    b = {item: float(int(item.split("/")[1]) >= lost[int(item.split("/")[0])][1]) for item in a}
+    return compare_items(a, b, {item: item.split("/")[0] for item in a})
+
+
+def test_an_interval_of_clusters_of_unequal_size_stays_between_minus_1_and_1():
+    """Single replies beside twelve that share one prompt, as the coherence probe asks them."""
+    paired = of_clusters(*[(1, 1)] * 20, *[(12, 12)] * 4)
+    assert (paired.difference, paired.interval.low) == (-1.0, -1.0)
+    assert -1 <= paired.interval.high < -0.4
+
+
+def test_one_item_of_five_is_a_fifth_of_a_lost_cluster():
+    fifth, whole = of_clusters(*[(5, 1)] * 10, *[(5, 0)] * 20), of_clusters(*[(5, 5)] * 10, *[(5, 0)] * 20)
+    assert -0.2 < fifth.interval.low < fifth.difference < fifth.interval.high <= 0
+    assert whole.interval.low < -0.45
+    assert fifth.p == whole.p < 0.01
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.floats(-1, 1)), min_size=5, max_size=25))
+def test_any_interval_of_clusters_holds_its_difference_and_no_more_than_can_be(clusters):
+    a = {f"{c}/{i}": 0.5 for c, (size, _) in enumerate(clusters) for i in range(size)}
+    b = {item: 0.5 + clusters[int(item.split("/")[0])][1] / 2 for item in a}
+    paired = compare_items(a, b, {item: item.split("/")[0] for item in a})
+    assert -1 <= paired.interval.low <= paired.difference + 1e-9
+    assert paired.difference - 1e-9 <= paired.interval.high <= 1
+    assert 1 <= paired.effective <= paired.clusters + 1e-9
+
+
+SHAPES = {"equal": [5] * 15, "unequal": [3, 5, 5, 9, 9, 12, 12, 20], "replies": [1] * 11 + [12] * 3}
+
+
+def lost_and_gained(rng, sizes, loss, gain, alike):
+    """Score of every item in two arms; chances of a cluster are drawn around their means, the more `alike` the wider.
+    Half of the items are right at first where anything can be gained, else all."""
+    a, b, of = {}, {}, {}
+    for c, size in enumerate(sizes):
+        lose, win = (rng.beta(p * (1 / alike - 1), (1 - p) * (1 / alike - 1)) if p else 0.0 for p in (loss, gain))
+        for i in range(size):
+            item = f"{c}/{i}"
+            of[item] = str(c)
+            a[item] = float(not gain or rng.random() < 0.5)
+            b[item] = float(rng.random() >= lose if a[item] else rng.random() < win)
+    return compare_items(a, b, of)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("loss", "gain"), [(0.05, 0), (0.3, 0), (0.3, 0.3), (0.9, 0)])
+@pytest.mark.parametrize("alike", [0.1, 0.8])
+def test_intervals_of_clusters_cover_at_least_as_often_as_they_say(shape, loss, gain, alike):
+    rng, runs = np.random.default_rng(11), 120
+    truth = (gain - loss) / 2 if gain else -loss
+    missed = 0
+    for _ in range(runs):
+        span = lost_and_gained(rng, SHAPES[shape], loss, gain, alike).interval
+        missed += not span.low - 1e-9 <= truth <= span.high + 1e-9
+    assert missed / runs <= 0.10 + 2.5 * math.sqrt(0.1 * 0.9 / runs)
 
 
 def test_a_share_that_flips_in_clusters_widens_the_interval_as_before():
