@@ -93,7 +93,10 @@ _LEAD = re.compile(
     r"(?:[\s#:=*_~≈\\({\[$]|(?:the|final|answer|result|total|is|about|approximately|text|boxed)\b)*+", re.IGNORECASE
 )
 """What may stand between a mark and its number."""
-_ARITHMETIC = re.compile(r"[-+*/x().,$0-9 \t=]*+")
+_ARITHMETIC = re.compile(r"(?:[-+*/x^().,$0-9 \t=]|!(?=[ \t]*[-+*/=]))*+")
+"""A sum that a result may follow; an exclamation mark belongs to it before a sign alone, elsewhere a sentence ends."""
+_GROUPED = re.compile(r"[ \t]*+[$€£]?(-?[1-9][0-9]{0,2}(?: [0-9]{3}){1,9}+)[ \t]*+\.?[ \t]*+(?:\n|$)")
+"""A line that is one number with blanks between its thousands."""
 _PART_FOLLOWS = re.compile(r"[-:x][0-9]")
 _HEADING_FOLLOWS = re.compile(r"[.)][ \t]+[A-Za-z*]")
 
@@ -125,6 +128,8 @@ def _last_marker(text: str) -> Place:
     """The last `####` with a number; `#### 1. Eggs` is a numbered heading."""
     end = len(text)
     while (at := text.rfind("####", 0, end)) >= 0:
+        if grouped := _GROUPED.match(text, at + 4, end):
+            return at, Fraction(grouped[1].replace(" ", "")), "marker"
         found = _number_at(text, at + 4, end)
         if found is not None and not _HEADING_FOLLOWS.match(text, found.end()):
             return at, value_of(found), "marker"

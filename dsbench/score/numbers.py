@@ -1,4 +1,4 @@
-"""Numbers as people and models write them: money, thousands, fractions, mixed numbers, LaTeX, Unicode signs."""
+"""Numbers as people and models write them: money, thousands, powers, fractions, mixed numbers, LaTeX, Unicode signs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ LONGEST = 40
 _PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+"
 # A minus stands before the currency or behind it; behind a word or a bracket it is a hyphen.
 VALUE = re.compile(
-    rf"(?P<minus>(?<![\w)\]}}%])-)?[$€£¥₹]?(?P<inner>-)?(?P<whole>{_PLAIN})(?:/(?P<below>[0-9]+)(?![0-9]*[./]?[0-9]))?"
+    rf"(?P<minus>(?<![\w)\]}}%])-)?[$€£¥₹]?(?P<inner>-)?(?P<whole>{_PLAIN})"
+    rf"(?:[eE](?P<power>[+-]?[0-9]{{1,2}})(?!\w|\.[0-9]))?(?:/(?P<below>[0-9]+)(?![0-9]*[./]?[0-9]))?"
 )
 
 _SIGNS = str.maketrans(
@@ -47,7 +48,7 @@ def value_of(found: re.Match[str]) -> Fraction | None:
     number, below = Fraction(found["whole"].replace(",", "")), int(found["below"] or 1)
     if not below:
         return None
-    return (-number if found["minus"] or found["inner"] else number) / below
+    return (-number if found["minus"] or found["inner"] else number) * Fraction(10) ** int(found["power"] or 0) / below
 
 
 def values(text: str) -> Iterator[Fraction]:

@@ -30,6 +30,36 @@ COMPARED = ("extracted", "correct", "lm_eval_strict", "lm_eval_flexible", "lm_ev
             "lm_eval_flexible_correct")  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("output", "number"),
+    [
+        ("the answer is 7! = 5040", "5040"),
+        ("The answer is 2^3 = 8.", "8"),
+        ("The answer is 5! That was easy, 3 = 3.", "5"),
+        ("The answer is 5!", "5"),
+        ("#### 12 345", "12345"),
+        ("#### $1 234 567.\nDone", "1234567"),
+        ("#### -12 345", "-12345"),
+        ("#### 12 34", "12"),
+        ("#### 12 345 eggs", "12"),
+        ("#### 1e3", "1000"),
+        ("#### 1.5E+3.", "1500"),
+        ("#### 25e-1", "2.5"),
+        ("The answer is 2e3x", "2"),
+        ("#### 4e2.5", "4"),
+        ("#### 3 eggs", "3"),
+    ],
+)
+def test_numbers_that_one_reading_alone_fits(output: str, number: str) -> None:
+    assert extract(output).text == number
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(-12, 20))
+def test_blanks_of_thousands_and_powers_are_read_as_written(value: int, power: int) -> None:
+    assert extract(f"#### {value:,}".replace(",", " ")).value == value
+    assert extract(f"#### {value}e{power}").value == Fraction(value) * Fraction(10) ** power
+
+
 def scored(row: dict) -> Scored:
     return score(row["id"], row["output"], row["question_gold"], row["finish_reason"])
 
