@@ -14,7 +14,7 @@ from typing import Any
 
 from dsbench.checks.text import incoherence
 from dsbench.errors import InputError
-from dsbench.score.jsonl import lines_of
+from dsbench.score.jsonl import check_once, lines_of
 
 SOURCE_SENTINELS = ("alpha-cobalt-17", "beta-quartz-29", "gamma-onyx-43")
 """Needles of the source document's own probe, for result files that do not name theirs."""
@@ -78,7 +78,10 @@ def _score_row(row: dict[str, Any], sentinels: Sequence[str]) -> dict[str, Any]:
 
 def load_rows(file: Path) -> list[dict[str, Any]]:
     """Rows of a JSONL file. InputError names the line and what is wrong with it."""
-    return [_row(line, where) for line, where in lines_of(file)]
+    lines = lines_of(file)
+    rows = [_row(line, where) for line, where in lines]
+    check_once((str(row["id"]), where) for row, (_, where) in zip(rows, lines, strict=True))
+    return rows
 
 
 def _row(line: str, where: str) -> dict[str, Any]:

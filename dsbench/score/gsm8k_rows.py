@@ -8,6 +8,7 @@ for each of its filters, so rows of one document count once. Those do not say ho
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def score_file(path: Path) -> list[Scored]:
     rows: list[Scored] = []
     lines: dict[str, tuple[int, Any]] = {}
     bad: list[str] = []
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for number, line in enumerate(content.removeprefix(BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from dsbench.errors import InputError
@@ -10,7 +11,7 @@ from dsbench.errors import InputError
 def lines_of(file: Path) -> list[tuple[str, str]]:
     """Each line that is not blank, and its place as `file:number`. InputError for what is no text, or empty."""
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -19,3 +20,12 @@ def lines_of(file: Path) -> list[tuple[str, str]]:
     if not found:
         raise InputError(f"{file} is empty, so nothing was scored")
     return found
+
+
+def check_once(named: Iterable[tuple[str, str]]) -> None:
+    """InputError for an id that stands in two lines, from ids and their places: a row would count twice."""
+    first: dict[str, str] = {}
+    for name, where in named:
+        if name in first:
+            raise InputError(f"{where}: id {name!r} stands in {first[name]} already")
+        first[name] = where

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from dsbench.errors import InputError
-from dsbench.score.jsonl import lines_of
+from dsbench.score.jsonl import check_once, lines_of
 from dsbench.tool_scenarios import battery
 
 
@@ -70,7 +70,10 @@ class Transcript(_Part):
 
 def load_transcripts(file: Path) -> list[Transcript]:
     """Transcripts of a JSONL file, one a line. InputError names the line and what is wrong with it."""
-    return [_transcript(line, where) for line, where in lines_of(file)]
+    lines = lines_of(file)
+    transcripts = [_transcript(line, where) for line, where in lines]
+    check_once((one.item, where) for one, (_, where) in zip(transcripts, lines, strict=True))
+    return transcripts
 
 
 def _transcript(line: str, where: str) -> Transcript:

@@ -52,6 +52,16 @@ def test_sentinels_of_the_command_and_of_a_row(tmp_path):
     assert [row["class"] for row in json.loads(done.stdout)["rows"]] == ["pass", "pass"]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_row_and_an_id_counts_once(tmp_path):
+    (tmp_path / "r.jsonl").write_text('{"id": 1, "output": "ok"}\n{"id": 2, "output": "ok"}', encoding="utf-8-sig")
+    assert [row["id"] for row in load_rows(tmp_path / "r.jsonl")] == [1, 2]
+    write(tmp_path / "r.jsonl", {"id": 1, "output": "ok"}, {"id": 2, "output": "ok"}, {"id": "1", "output": "no"})
+    done = dsbench("score", "coherence", tmp_path / "r.jsonl")
+    assert done.exit_code == 2
+    with pytest.raises(InputError, match=r"r\.jsonl:3: id '1' stands in \S*r\.jsonl:1 already"):
+        load_rows(tmp_path / "r.jsonl")
+
+
 def test_a_leak_inside_fluent_text_is_incoherent_and_no_miss():
     row = one(LEAKED, "amber-otter-17")
     assert (row["class"], row["reason"], row["recall_ok"]) == ("incoherent", "leaked control token", True)

@@ -44,6 +44,12 @@ def test_rows_of_every_shape(written):
     ]  # fmt: skip
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(written):
+    path = written({"output": "#### 5", "gold": 5})
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [row.correct for row in score_file(path)] == [True]
+
+
 def test_lm_eval_samples_count_once(written):
     path = written(
         sample(0, "So #### 10", "10"),

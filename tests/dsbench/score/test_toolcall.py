@@ -274,9 +274,19 @@ def test_transcripts_survive_their_file(tmp_path: Path) -> None:
     assert load_transcripts(file) == rows
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(played("D2", ["42"]).model_dump_json(), encoding="utf-8-sig")
+    assert [row.item for row in load_transcripts(file)] == ["D2 off r1"]
+
+
+TWICE = '{"scenario": "A1", "mode": "off", "round": 1, "turns": [{}]}'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (f"{TWICE}\n\n{TWICE}", r"t\.jsonl:3: id 'A1 off r1' stands in \S*t\.jsonl:1 already"),
         ("", "is empty, so nothing was scored"),
         ("{", r"t\.jsonl:1: Invalid JSON"),
         ("\n5", r"t\.jsonl:2: Input should be an object"),
