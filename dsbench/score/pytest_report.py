@@ -34,6 +34,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _VERBOSE = re.compile(rf"^(\S+?::.+?) ({_ONE_WORD})(?: \((.*)\))?\s*(?:\[\s*\d+%\])?$")
 _XDIST = re.compile(rf"^\[gw\d+\](?: \[\s*\d+%\])? ({_ONE_WORD}) (\S+?::.+?)\s*$")
 _BEGUN = re.compile(r"^([^\s:]+\.py::\S.*?)\s*(?:Fatal Python error.*)?$")
+_FATAL = re.compile(r"(?:^|\s)Fatal Python error: (.+)$")
 _SECTION = re.compile(r"^=+ (.+?) =+$")
 _TOTALS = re.compile(r"^(?:=+ )?((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s(?: \(.*\))?(?: =+)?$")
 _EMPTY = re.compile(r"^(?:=+ )?no tests (?:ran|collected)\b")
@@ -81,7 +82,26 @@ class PytestReport:
 
 def read_report(text: str, source: str) -> PytestReport:
     """JUnit XML or console text of pytest. InputError, naming `source`, for anything else."""
-    return read_junit(text, source) if text.lstrip("\ufeff \r\n\t").startswith("<") else read_console(text, source)
+    if text.lstrip("\ufeff \r\n\t").startswith("<"):
+        return read_junit(text, source)
+    return _cut_short(text) or read_console(text, source)
+
+
+def _cut_short(text: str) -> PytestReport | None:
+    """What a text says whose run ended inside a test: no totals, and a test without a status; None for any other."""
+    lines = [line for line in map(_plain, text.splitlines()) if len(line) <= LONGEST]
+    if any(_TOTALS.match(line) or _EMPTY.match(line) for line in lines):
+        return None
+    fatal = next((found[1] for line in lines if (found := _FATAL.search(line))), "")
+    try:
+        report = read_console(text, "")
+    except InputError:
+        report = PytestReport({})
+    begun = last_begun(text, report.cases)
+    if begun is None or not (report.cases or fatal):
+        return None
+    how = f"{ENDED}: {fatal}" if fatal else f"{ENDED}, or its text was cut off"
+    return PytestReport({**report.cases, begun: Case("error", how)}, report.collection)
 
 
 def texts(report: PytestReport) -> dict[str, str | None]:

@@ -206,3 +206,19 @@ def test_the_place_of_an_installed_package_is_no_part_of_an_id():
     console = f"{outside}::runTest PASSED [ 50%]\ntests/test_a.py::test_b PASSED [100%]\n=== 2 passed in 0.01s ===\n"
     assert statuses(read_console(console, "out.txt")) == wanted
     assert last_begun(f"{outside}::runTest ", {}) == "site-packages/hypothesis/stateful.py::runTest"
+
+
+def test_a_text_that_ends_in_a_test_says_where_its_run_ended():
+    """Seen: a stored text of a run that died in its first test was no text of pytest, or lost the tests after it."""
+    head = "=== test session starts ===\ncollecting ... collected 3 items\n\n"
+    died = f"{HERE}::test_b[1] Fatal Python error: Segmentation fault\n\nCurrent thread 0x0 (most recent call first):\n"
+    first = read_report(head + died, "a.txt")
+    assert first.cases == {f"{HERE}::test_b[1]": Case("error", "the process ended: Segmentation fault")}
+    assert first.ended == (f"{HERE}::test_b[1]", "the process ended: Segmentation fault")
+    later = read_report(f"{head}{HERE}::test_a PASSED  [ 33%]\n{HERE}::test_b[1] ", "a.txt")
+    assert [case.status for case in later.cases.values()] == ["passed", "error"]
+    assert later.ended == (f"{HERE}::test_b[1]", "the process ended, or its text was cut off")
+    whole = read_report(f"{head}{HERE}::test_a PASSED\n{HERE}::test_c\n=== 1 passed in 0.01s ===\n", "a.txt")
+    assert (list(whole.cases), whole.ended) == ([f"{HERE}::test_a"], None)
+    with pytest.raises(InputError):
+        read_report(f"{HERE}::test_a\n{HERE}::test_b\n\n2 tests collected in 0.01s\n", "a.txt")
