@@ -70,6 +70,9 @@ class SmokeProbe(ProbeTable):
     def n_items(self) -> int:
         return len(self.items)
 
+    def longest(self) -> int:
+        return 1 + max(item.max_tokens for item in self.items)
+
 
 class Gsm8kProbe(ProbeTable):
     """Asks word problems with one number as the answer."""
@@ -122,6 +125,9 @@ class Gsm8kProbe(ProbeTable):
         bare = self.mode == "chat" and not shots and not self.template
         return questions, prompts(questions, examples[:shots], "{question}" if bare else self.form)
 
+    def longest(self) -> int:
+        return 1 + self.max_tokens
+
     @property
     def form(self) -> str:
         """The template, or the usual one of the source."""
@@ -163,6 +169,9 @@ class InstructionProbe(ProbeTable):
 
     def n_items(self) -> int:
         return self.items
+
+    def longest(self) -> int:
+        return 1 + self.max_tokens
 
     def body(self) -> dict[str, Any]:
         """What a request says beside prompt and length."""

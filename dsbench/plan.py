@@ -15,9 +15,12 @@ from dsbench import __version__
 from dsbench.builds import METHODS, ArmSpec, declared_differences
 from dsbench.engines.vllm import synthetic_drafts
 from dsbench.errors import InputError
-from dsbench.fit import Fitted, fit
+from dsbench.fit import CHECKOUT, Fitted, fit
 from dsbench.matrices import BASELINE, Kind, Matrix, design, name_of
 from dsbench.metrics import metric
+from dsbench.probe_settings import Probes
+from dsbench.pytest_run import places
+from dsbench.pytest_settings import PytestProbe
 from dsbench.records import ALPHA, EQUIVALENCE_CONFIDENCE, Arm, EngineName, Look, Plan, PlannedBoot
 from dsbench.suite import Suite
 from impl.dims import Dims
@@ -44,16 +47,17 @@ def plan_experiment(
     seed: int = 0,
     controls: bool = False,
     now: datetime | None = None,
+    here: bool = True,
 ) -> Plan:
     """Baseline against the arms of a `matrix` of toggles, or the given `arms`.
 
     Without a matrix each toggle runs alone and, if there are several, all of them together. `toggles` are names, or
     `name=off` for a correctness toggle. `alike` lets arms be the same, as an A/A experiment needs. `engine_args` are
     given to every boot, and so is `speculative`, the method of arms that name none (by default the suite's).
-    `until_resolved` is the most blocks of an experiment that stops at the first look with an answer. Raises InputError
-    for a combination that cannot be run.
+    `until_resolved` is the most blocks of an experiment that stops at the first look with an answer. `here`: boots run
+    on this machine, so that the tests that probes select are looked for. Raises InputError for a combination that
+    cannot be run.
     """
-    _check_lengths(suite, dims)
     now = now or datetime.now().astimezone()
     usual = suite.speculative if engine == "embedded" else None
     if arms:
@@ -85,6 +89,10 @@ def plan_experiment(
     if blocks is not None and blocks != suite.blocks:
         notes.append(f"{blocks} blocks instead of the suite's {suite.blocks}")
     fitted = fit(suite, planned, synthetic=any(_synthetic(arm, engine_args) for arm in planned))
+    _check_lengths(suite.name, fitted.probes, dims)
+    if here:
+        for arm in planned:
+            _check_tests(fitted.probes, arm, engine)
     planned = [planned[0], *(_with_primary(arm, fitted) for arm in planned[1:])]
     _check_primary(suite, planned, fitted)
     return Plan(
@@ -274,7 +282,10 @@ def _check_primary(suite: Suite, arms: Sequence[Arm], fitted: Fitted) -> None:
                     f"suite '{suite.name}' does not measure {key}, the primary metric of {arm.name}: take another suite"
                 )
         if not arm.primary:
-            raise InputError(f"suite '{suite.name}' measures nothing that builds are judged by: take another suite")
+            raise InputError(
+                f"suite '{suite.name}' measures nothing that builds are judged by ({', '.join(PRIMARY_OF_BUILDS)}): "
+                "add [probes.identity] or [probes.decode] to it, or take another suite, such as quick"
+            )
 
 
 def _order(arms: list[str], blocks: int, warmups: int, seed: int) -> list[PlannedBoot]:
@@ -300,15 +311,33 @@ def _looks(most: int | None) -> list[Look]:
     return looks
 
 
-def _check_lengths(suite: Suite, dims: Dims) -> None:
-    """Prompts of a suite must fit the model length that flags may have changed."""
-    longest = {probe: suite.probes.table(probe).longest() for probe in suite.probes.names()}
+def _check_lengths(suite: str, probes: Probes, dims: Dims) -> None:
+    """Requests of a suite must fit the model length that flags may have changed."""
+    longest = {probe: probes.table(probe).longest() for probe in probes.names()}
     for probe, tokens in longest.items():
         if tokens > dims.max_model_len:
             raise InputError(
-                f"suite '{suite.name}': the {probe} probe needs {tokens} tokens, "
-                f"max_model_len is {dims.max_model_len}: raise it, or use a suite with shorter prompts"
+                f"suite '{suite}': the {probe} probe needs {tokens} tokens, "
+                f"max_model_len is {dims.max_model_len}: raise it, or use a suite with shorter prompts and answers"
             )
+
+
+def _check_tests(probes: Probes, arm: Arm, engine: EngineName) -> None:
+    """A checkout that is named must be there, and something of what is selected in it."""
+    for name in probes.names():
+        table = probes.table(name)
+        if not isinstance(table, PytestProbe):
+            continue
+        folder = table.folder(arm.name)
+        if folder is None and engine == "embedded" and arm.python is None:
+            folder = CHECKOUT
+        if folder is None:
+            continue  # it is where the arm's interpreter finds the engine
+        if not folder.is_dir():
+            raise InputError(f"probes.{name}.checkout {folder} of arm {arm.name}: no such folder; name a checkout")
+        asked = places(table.chosen(engine))
+        if asked and not any((folder / place).exists() for place in asked):
+            raise InputError(f"probes.{name}.selection {', '.join(asked)}: nothing of it is in {folder}; mend the path")
 
 
 def _identity(now: datetime, arms: Sequence[Arm], suite: Suite, dims: Dims, seed: int, args: Sequence[str]) -> str:

@@ -69,7 +69,7 @@ class DecodeProbe(ProbeTable):
         return [f"decode.{kind}.c{streams}" for streams in self.streams for kind in kinds]
 
     def longest(self) -> int:
-        return (0 if self.prompts else self.prompt_tokens) + self.tokens
+        return (1 if self.prompts else self.prompt_tokens) + self.tokens
 
 
 class PrefillProbe(ProbeTable):
@@ -102,6 +102,9 @@ class GpuTimeProbe(ProbeTable):
     def metrics(self) -> list[str]:
         return [f"decode.gpu_ms.c{streams}" for streams in self.streams]
 
+    def longest(self) -> int:
+        return self.prompt_tokens + self.tokens
+
 
 class IdentityProbe(ProbeTable):
     """Records the greedy token ids of fixed prompts, alone and `together` at a time."""
@@ -127,6 +130,9 @@ class IdentityProbe(ProbeTable):
     def n_items(self) -> int:
         return (len(self.prompts) + len(self.lengths)) * (2 if self.together else 1)
 
+    def longest(self) -> int:
+        return max(self.lengths, default=1) + self.tokens
+
 
 class AcceptanceProbe(ProbeTable):
     """Counts what the drafts did on fixed prompts, prose, structured text and random ids apart, greedy and sampled."""
@@ -151,7 +157,7 @@ class AcceptanceProbe(ProbeTable):
         return self
 
     def longest(self) -> int:
-        return max(self.lengths) + self.tokens if self.lengths else 0
+        return max(self.lengths, default=1) + self.tokens
 
     def metrics(self) -> list[str]:
         return ["accept.rate", "accept.length", "accept.per_position", "accept.conditional"]
@@ -235,7 +241,7 @@ class CoherenceProbe(ProbeTable):
         pairs = 1 + len("kx=42\n") * (self.lines + self.distractors) + asked + self.max_tokens
         if self.ballots:
             pairs += BALLOT * (self.ballots + MORE_BALLOTS) + len(",*")
-        return pairs if self.style == "pairs" else 0
+        return pairs if self.style == "pairs" else 1 + self.max_tokens
 
 
 class ConcurrencyProbe(ProbeTable):
@@ -256,6 +262,9 @@ class ConcurrencyProbe(ProbeTable):
     def metrics(self) -> list[str]:
         kinds = ["tps", "request_tps", *(["accept"] if self.acceptance else [])]
         return [f"concurrency.{kind}.c{streams}" for streams in self.streams for kind in kinds]
+
+    def longest(self) -> int:
+        return 1 + self.max_tokens
 
 
 class LongContextProbe(ProbeTable):
@@ -312,6 +321,9 @@ class ToolcallProbe(ProbeTable):
 
     def metrics(self) -> list[str]:
         return ["toolcall.points", *dict.fromkeys(f"toolcall.{scenario.category}" for scenario in self.chosen())]
+
+    def longest(self) -> int:
+        return 1 + self.max_tokens
 
     def n_items(self) -> int:
         return len(self.chosen()) * len(self.thinking) * self.rounds

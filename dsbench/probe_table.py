@@ -64,7 +64,8 @@ class ProbeTable(Table, ABC):
         return self.n_items()
 
     def longest(self) -> int:
-        """Tokens of its longest request, output included; 0 where only the engine's tokenizer can say."""
+        """Tokens of its longest request at least, output included; a text is one where only the engine's tokenizer can
+        say how many it is. 0 for a probe that asks for none."""
         return 0
 
     def deadline(self) -> float | None:

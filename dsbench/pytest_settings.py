@@ -53,6 +53,10 @@ class PytestProbe(ProbeTable):
     def deadline(self) -> float:
         return self.timeout + ENDING_S
 
+    def folder(self, arm: str) -> Path | None:
+        """The checkout of an arm as it is named; None where the arm's interpreter tells."""
+        return None if self.checkout is None else Path(self.checkout.replace("{arm}", arm))
+
     def chosen(self, engine: str) -> Sequence[str]:
         """What is run; empty for an engine of others if the suite selects nothing."""
         return self.selection or (self.own if engine == "embedded" else ())

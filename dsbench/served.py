@@ -78,8 +78,9 @@ class Served:
 
     def dims(self) -> Dims:
         """Shape for what the plan works out: the model's own for DeepSeek V4, else limits alone."""
-        fixed = limits(self.args)
-        config = self._config()
+        fixed, config = limits(self.args), self._config()
+        if lengths := [told["max_model_len"] for told in self.told.values() if "max_model_len" in told]:
+            fixed["max_model_len"] = min(lengths)
         if not _is_v4(config):
             return PICO.with_changes(**{"max_model_len": 2**20, **fixed})
         keys = {"hidden_size": "hidden_size", "hc_mult": "hc_mult", "vocab_size": "vocab_size"}
@@ -280,7 +281,8 @@ def _urls(given: Sequence[str]) -> dict[str, str]:
             raise InputError(f"--endpoint '{shown}': write NAME=http://host:port")
         if found[1] in urls:
             raise InputError(f"--endpoint {found[1]} is there twice: give every arm its own name")
-        urls[found[1]] = found[2].rstrip("/")
+        # Other clients take the address with /v1, to which this one adds the path itself.
+        urls[found[1]] = found[2].rstrip("/").removesuffix("/v1").rstrip("/")
     if len(urls) < 2:
         raise InputError(
             "--engine endpoint needs two arms: --a http://... --b http://..., or --endpoint NAME=URL twice"

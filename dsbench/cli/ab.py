@@ -134,7 +134,7 @@ def ab(
 
     def begin(rerun_of: str | None = None) -> tuple[Plan, Path]:
         """A plan and its folder, of a first run or of the second run of an experiment."""
-        plan = Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved)
+        plan = Asked(**asked).plan(blocks=blocks, until_resolved=until_resolved, here=not pool)
         plan = _pooled(plan, out) if pool else snapshot(plan, out)
         plan = with_baseline_of(plan, source) if source else plan
         plan = (gate_of(plan, policy_file) or plan).model_copy(update={"rerun_of": rerun_of})

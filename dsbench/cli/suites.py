@@ -112,7 +112,7 @@ def _shows(metric: Metric, blocks: int, n_items: int | None) -> str:
             return "a share of its items"
         seen = smallest_share(n_items, max(FLIPS, 1 / n_items), ALPHA, boots=blocks, margin=metric.margin)
         flips = f"if {FLIPS * 100:g} % flip between boots"
-        few = f"{n_items} items are too few for a test"
+        few = f"{n_items} {'item is' if n_items == 1 else 'items are'} too few to tell"
         return few if seen is None else f"at best {seen * 100:.2g} points, {flips}"
     if metric.kind == "counter-ratio":
         least = boots_to_fire(ALPHA)

@@ -61,10 +61,8 @@ def _asked(plan: Plan, arm: Arm, settings: PytestProbe) -> PytestRun:
     selection = settings.chosen(plan.engine)
     if not selection:
         raise ProbeFailed(f"probes.{settings.name}.selection names no tests, and only our own engine has usual ones")
-    if settings.checkout is not None:
-        checkout = Path(settings.checkout.replace("{arm}", arm.name)).resolve()
-    else:
-        checkout = _around(PACKAGES.get(plan.engine, ""), python, variables)
+    named = settings.folder(arm.name)
+    checkout = named.resolve() if named is not None else _around(PACKAGES.get(plan.engine, ""), python, variables)
     missing = [place for place in places(selection) if not (checkout / place).exists()]
     if len(missing) == len(places(selection)):
         raise ProbeFailed(

@@ -208,8 +208,8 @@ def smallest_share(items: int, flips: float, alpha: float, boots: int = 1, margi
         seen = 0.0
         for _ in range(20):
             error = math.sqrt((flips + seen) / boots / items)
-            seen = _visible_by_t(error, items - 1, alpha, margin, POWER / (1 - REPEAT_LEVEL))
-        return seen
+            seen = _visible_by_t(error, items - 1, alpha, margin, POWER / (1 - REPEAT_LEVEL)) if items > 1 else 2.0
+        return seen if seen <= 1 else None
 
     def beyond(difference: float) -> float:
         return mcnemar_power(items, max(flips, difference), difference, alpha, margin) - POWER

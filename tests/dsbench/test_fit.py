@@ -24,7 +24,7 @@ def test_a_selection_or_a_checkout_of_ones_own_stays(make_plan, installed):
     kernels = suite.probes.kernels.model_copy(update={"selection": ["tests/kernels"]})
     unit = suite.probes.unit.model_copy(update={"checkout": "somewhere"})
     probes = suite.probes.model_copy(update={"kernels": kernels, "unit": unit})
-    plan = make_plan(suite=suite.model_copy(update={"probes": probes}), dims=MICRO)
+    plan = make_plan(suite=suite.model_copy(update={"probes": probes}), dims=MICRO, here=False)
     assert {"kernels", "unit"} <= {*plan.probes.names()}
 
 

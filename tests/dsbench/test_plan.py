@@ -10,7 +10,7 @@ from dsbench import plan as planning
 from dsbench.builds import ArmSpec
 from dsbench.errors import InputError
 from dsbench.plan import plan_experiment
-from dsbench.suite import load_suite
+from dsbench.suite import load_suite, parse_suite
 from impl import toggles as registry
 from impl.dims import PICO
 from impl.toggles import REGISTRY
@@ -216,3 +216,61 @@ def test_too_many_boots_are_refused_before_they_are_listed(small, monkeypatch):
         plan_experiment((), suite, PICO, arms=[ArmSpec(f"a{n}") for n in range(12)], alike=True, blocks=9000)
     with pytest.raises(InputError, match="take fewer blocks"):
         plan_experiment((), suite, PICO, arms=[ArmSpec("a"), ArmSpec("b")], alike=True, blocks=10**20)
+
+
+HEAD = 'name = "x"\nsummary = "s"\nblocks = 2\n[probes.identity]\nprompts = ["a"]\n'
+
+
+def planned(tables, **options):
+    arms = [ArmSpec("a"), ArmSpec("b")]
+    return plan_experiment((), parse_suite(HEAD + tables, "x.toml"), PICO, arms=arms, alike=True, now=NOW, **options)
+
+
+LENGTHS = {
+    "smoke": '[[probes.smoke.items]]\nprompt = "a"\nanswer = 1\nmax_tokens = {}',
+    "gsm8k": "[probes.gsm8k]\nlimit = 1\nmax_tokens = {}",
+    "instruction": "[probes.instruction]\nmax_tokens = {}",
+    "coherence": '[probes.coherence]\nstyle = "report"\nlines = 40\nmax_tokens = {}',
+    "toolcall": "[probes.toolcall]\nmax_tokens = {}",
+    "decode": '[probes.decode]\nprompts = ["a"]\nstreams = [1]\ntokens = {}',
+    "concurrency": '[probes.concurrency]\nprompts = ["a"]\nmax_tokens = {}',
+}
+
+
+@pytest.mark.parametrize("probe", LENGTHS)
+def test_an_answer_that_cannot_fit_is_refused_in_the_plan(probe):
+    assert planned(LENGTHS[probe].format(2047)).probes.table(probe)
+    with pytest.raises(InputError, match=f"suite 'x': the {probe} probe needs 2049 tokens, max_model_len is 2048: "):
+        planned(LENGTHS[probe].format(2048))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('checkout = "/nonexist/{arm}"', "probes.kernels.checkout /nonexist/a of arm a: no such folder; "),
+        ('selection = ["tests/nosuch.py"]', "probes.kernels.selection tests/nosuch.py: nothing of it is in "),
+        ('selection = ["nosuch"]\ncheckout = "tests"', "probes.kernels.selection nosuch: nothing of it is in tests; "),
+    ],
+)
+def test_tests_that_are_not_there_are_refused_in_the_plan(table, said):
+    with pytest.raises(InputError) as caught:
+        planned(f"[probes.kernels]\n{table}\n")
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    assert planned(f"[probes.kernels]\n{table}\n", here=False).probes.kernels is not None
+
+
+def test_a_selection_of_which_one_arm_lacks_a_part_is_planned():
+    table = '[probes.kernels]\nselection = ["tests/dsbench/test_plan.py", "tests/nosuch.py", "-k", "x"]\n'
+    assert planned(table).probes.kernels is not None
+
+
+def test_a_suite_by_which_builds_cannot_be_judged_says_what_is_needed_and_how_to_mend_it():
+    suite = parse_suite('name = "x"\nsummary = "s"\nblocks = 2\n[probes.instruction]\n', "x.toml")
+    with pytest.raises(InputError) as caught:
+        plan_experiment((), suite, PICO, arms=[ArmSpec("a"), ArmSpec("b")], alike=True)
+    assert str(caught.value) == (
+        "suite 'x' measures nothing that builds are judged by (decode.tps.*, kv.available_bytes, accept.length, "
+        "output_law, identity.tokens): add [probes.identity] or [probes.decode] to it, or take another suite, such as "
+        "quick"
+    )

@@ -125,6 +125,7 @@ def test_what_is_not_told_of_text_that_may_be_foreseen(make_records, changes):
 TOOLS = plan_of("""
 [probes.toolcall]
 thinking = ["off"]
+max_tokens = 99
 """)
 FEW = {"z0": 1, "z1": 0.5, "z2": 1, "z3": 0, "z4": 1}
 """Of 15 items; make_records names them so."""

@@ -83,7 +83,7 @@ def test_each_metric_of_a_probe_is_told_by_its_own_items():
     )
     assert shows["instruction"] == "at best 7.8 points, if 2 % flip between boots"
     assert shows["toolcall"].startswith("points: at best 48 points")
-    assert shows["toolcall"].endswith("recovery: 3 items are too few for a test")
+    assert shows["toolcall"].endswith("recovery: 3 items are too few to tell")
     assert shows["concurrency"].startswith("tps, request_tps: 0.89 standard")
     for probe in ("coherence", "toolcall", "instruction"):
         table = load_suite("full").probes.table(probe)
@@ -122,3 +122,10 @@ def test_more_items_and_more_boots_show_less():
     recipe = load_suite("gb10-review")
     more = recipe.model_copy(update={"blocks": 8})
     assert 0 < points(more, "gsm8k") < points(recipe, "gsm8k") < points(recipe, "toolcall")
+
+
+@pytest.mark.parametrize(("limit", "told"), [(1, "1 item is too few to tell"), (2, "2 items are too few to tell")])
+def test_few_items_are_said_to_be_too_few(limit, told):
+    suite = parse_suite(f'name = "x"\nsummary = "s"\nblocks = 2\n[probes.gsm8k]\nlimit = {limit}\n', "x.toml")
+    assert told in resolves(suite)["gsm8k"]
+    assert "nan" not in resolves(suite)["gsm8k"]

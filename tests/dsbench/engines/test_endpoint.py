@@ -74,6 +74,18 @@ def test_endpoints_that_cannot_be(endpoints, said):
         served(*endpoints)
 
 
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_an_address_may_end_in_v1_as_other_clients_take_it(end):
+    assert served(f"a=http://x:1{end}", f"b=http://y/of{end}").urls == {"a": "http://x:1", "b": "http://y/of"}
+
+
+def test_what_is_asked_must_fit_the_shorter_of_the_servers(monkeypatch):
+    told = {"a": {"max_model_len": 4096}, "b": {"max_model_len": 1024}, "c": {}}
+    asked = served(*(f"{name}=http://{name}" for name in told))
+    vars(asked)["told"] = told
+    assert asked.dims().max_model_len == 1024
+
+
 def test_a_running_server_takes_no_toggles():
     with pytest.raises(InputError, match="takes no toggles"):
         served("a=http://x", "b=http://y", toggles=("mhc_input_reuse",))

@@ -19,7 +19,7 @@ name = "tested"
 summary = "kernel tests beside the KV bytes"
 blocks = 2
 warmup_boots = 0
-guards = ["kernels.passed", "unit.passed"]
+guards = ["kernels.passed"]
 
 [probes.kv]
 

@@ -33,7 +33,7 @@ PROBES = {
     gsm8k: "[probes.gsm8k]\nlimit = 2\nmax_tokens = 9\n",
     instruction: "[probes.instruction]\nitems = 2\n",
     coherence: '[probes.coherence]\nstyle = "report"\nlines = 60\nconcurrencies = [1]\nseeds = 1\n',
-    toolcall: '[probes.toolcall]\nscenarios = ["A1"]\nthinking = ["off"]\n',
+    toolcall: '[probes.toolcall]\nscenarios = ["A1"]\nthinking = ["off"]\nmax_tokens = 99\n',
 }
 
 

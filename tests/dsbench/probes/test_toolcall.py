@@ -21,6 +21,7 @@ from dsbench.score.tool_transcript import Transcript, load_transcripts
 from dsbench.score.toolcall import score
 from dsbench.suite import parse_suite
 from dsbench.tool_scenarios import battery
+from impl.dims import MICRO
 from tests.dsbench.conftest import SMALL
 from tests.dsbench.scripted_chat import serving
 from tests.dsbench.tool_players import HALF, HALF_POINTS, PERFECT, Step, message
@@ -35,7 +36,7 @@ def settled(text: str) -> Any:
 
 def play(make_plan: MakePlan, url: str, folder: Path, text: str = "", model: str = "scripted") -> list[Reading]:
     """Readings of the probe with these settings against a server."""
-    plan = make_plan(suite=settled(text))
+    plan = make_plan(dims=MICRO, suite=settled(text))
 
     async def collect() -> list[Reading]:
         async with Client(url, model, 30) as client:
@@ -90,7 +91,7 @@ def test_each_category_has_a_metric_of_its_own(make_plan: MakePlan, tmp_path: Pa
     with serving(Model({**PERFECT, **{name: HALF[name] for name in ("B1", "D1", "D2", "D3")}})) as url:
         readings = play(make_plan, url, tmp_path, 'thinking = ["off"]')
     shares = {}
-    for key in make_plan(suite=settled("")).probes.metrics("toolcall"):
+    for key in make_plan(dims=MICRO, suite=settled("")).probes.metrics("toolcall"):
         assert metric(key).kind == "item"
         values = [float(str(r.value)) for r in readings if r.metric == key]
         shares[key] = sum(values) / len(values)
@@ -172,7 +173,7 @@ def test_bad_settings_are_refused(text: str, message: str) -> None:
 
 
 def test_the_number_of_items_is_known_before(make_plan: MakePlan) -> None:
-    probes = make_plan(suite=settled('scenarios = ["A1", "C2"]\nrounds = 3')).probes
+    probes = make_plan(dims=MICRO, suite=settled('scenarios = ["A1", "C2"]\nrounds = 3')).probes
     assert probes.items("toolcall") == 2 * 3 * 3
     assert probes.metrics("toolcall") == ["toolcall.points", "toolcall.selection", "toolcall.chain"]
 
