@@ -118,9 +118,9 @@ def _power(this: Comparison, paired: Paired, boots: int) -> dict[str, Any]:
         power = POWER / (1 - REPEAT_LEVEL) if boots > 1 else POWER
         needs = this.needs_of_blocks(paired.spread, margin, 0.0, abs(paired.difference))
         if margin:
-            # The interval is at least that of as many items as the clusters are worth.
-            worth = items_equivalent(margin, paired.flipped, this.plan.equivalence_confidence)
-            found, least = needs["blocks_needed"], worth and ceil(worth * paired.clusters / paired.effective)
+            # The interval is at least that of as many items as there are clusters.
+            least = items_equivalent(margin, paired.flipped, this.plan.equivalence_confidence)
+            found = needs["blocks_needed"]
             needs["blocks_needed"] = max(found, least) if found and least else None
         return {
             "smallest_effect": smallest_effect(paired.spread, paired.clusters, alpha, margin, power),

@@ -35,9 +35,7 @@ class Paired:
     """Of the difference of the mean scores."""
     test: str
     flipped: float = 0.0
-    """Share of the items that clusters gained or lost, each on balance."""
-    effective: float = 0.0
-    """Clusters of one size that say as much of the mean as these do: as many as there are, or fewer."""
+    """Share of its items that a cluster gained or lost on balance, on average over the clusters."""
     spread: float | None = None
     """Standard deviation between clusters of what each adds to the mean difference; None with one cluster."""
 
@@ -56,9 +54,10 @@ def compare_items(
 
     With independent items scored 0 or 1 the test is exact McNemar and the interval Tango's score interval.
     Where items share a cluster, or have scores between 0 and 1, cluster sums are flipped as wholes; the interval is at
-    least that of as many independent items as the clusters are worth, of which the shares are gained and lost that the
+    least that of as many independent items as there are clusters, of which the shares are gained and lost that the
     clusters gained and lost. So it has a width when nothing flipped, and no need of how alike the items of a cluster
-    are: what lies between -1 and 1 varies most where all of it is at the ends. It never leaves -1 to 1 where it ends.
+    are: what lies between -1 and 1 varies most where all of it is at the ends. It never leaves -1 to 1 where it ends,
+    and holds where a change does not depend on the size of a cluster.
     Raises ValueError unless both arms have the same, non-empty items.
     """
     if not baseline or baseline.keys() != candidate.keys():
@@ -72,8 +71,8 @@ def compare_items(
         sums[(clusters or {}).get(item, item)] += difference
     sizes = Counter((clusters or {}).get(item, item) for item in differences)
     scaled = [value * len(sums) / n for value in sums.values()]
-    up, down = (math.fsum(max(sign * value, 0.0) for value in sums.values()) / n for sign in (1, -1))
-    effective = n * n / sum(size * size for size in sizes.values())
+    changes = [value / sizes[cluster] for cluster, value in sums.items()]
+    up, down = (math.fsum(max(sign * change, 0.0) for change in changes) for sign in (1, -1))
     whole = all(score in (0, 1) for scores in (baseline, candidate) for score in scores.values())
     if len(sums) == n and whole:
         test, p, least = MCNEMAR, mcnemar_p(gained, lost), smallest_p(gained + lost)
@@ -82,9 +81,8 @@ def compare_items(
         moved = [value for value in sums.values() if value]
         test = f"sign-flip over {'clusters' if len(sums) < n else 'items'}"
         p, least = sign_flip_p(moved or [0.0]), smallest_p(len(moved))
-        means = subset_means([value / sizes[cluster] for cluster, value in sums.items()], [sizes[c] for c in sums])
-        as_items = tango_interval(up * effective, down * effective, effective, confidence)
-        interval = _joined(ends(means, confidence), as_items)
+        means = subset_means(changes, [sizes[cluster] for cluster in sums])
+        interval = _joined(ends(means, confidence), tango_interval(up, down, len(sums), confidence))
     return Paired(
         items=n,
         clusters=len(sums),
@@ -96,8 +94,7 @@ def compare_items(
         smallest_p=least,
         interval=interval,
         test=test,
-        flipped=up + down,
-        effective=effective,
+        flipped=(up + down) / len(sums),
         spread=stdev(scaled) if len(scaled) > 1 else None,
     )
 
