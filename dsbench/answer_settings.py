@@ -34,6 +34,7 @@ class SmokeItem(Table):
     """A text that the reply must hold as words of its own, in any case; or the whole numbers that it must begin with,
     in this order, where their count may come first."""
     max_tokens: Tokens = 8
+    """Most tokens of the reply."""
 
     @model_validator(mode="after")
     def _one_question(self) -> SmokeItem:
@@ -88,11 +89,14 @@ class Gsm8kProbe(ProbeTable):
     examples: Text | None = None
     """JSONL file whose first rows are the examples; ours by default."""
     mode: Literal["chat", "completion"] = "chat"
+    """Whether a question is a user's message or a text to go on from."""
     template: str = ""
     """How a question, and an example before its answer, is written: a text with `{question}` in it. A chat without
     examples sends the bare question by default."""
     concurrency: AtOnce = 8
+    """Questions at one time."""
     max_tokens: Tokens = 512
+    """Most tokens of a reply; one that ends there counts as truncated."""
     chat_template_kwargs: dict[str, Any] = Field(default={"thinking": False, "enable_thinking": False})
     """Sent with chats; an empty table sends nothing."""
     filters: bool = False
@@ -157,10 +161,13 @@ class InstructionProbe(ProbeTable):
     in_warmup: ClassVar[bool] = False
 
     items: Annotated[int, Field(ge=1, le=5000)] = 50
+    """Number of sentences."""
     seed: Seed = 0
     """The tasks are made from it."""
     concurrency: AtOnce = 8
+    """Sentences at one time."""
     max_tokens: Tokens = 96
+    """Most tokens of a reply."""
     chat_template_kwargs: dict[str, Any] = Field(default={"thinking": False, "enable_thinking": False})
     """Sent with chats; an empty table sends nothing."""
 

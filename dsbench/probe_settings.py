@@ -39,6 +39,7 @@ class WarmProbe(ProbeTable):
     in_warmup: ClassVar[bool] = False
 
     rounds: Count = 1
+    """Times that everything is sent."""
 
     def metrics(self) -> list[str]:
         return []
@@ -80,6 +81,7 @@ class PrefillProbe(ProbeTable):
     lengths: Annotated[list[Annotated[int, Field(ge=8, le=MOST_TOKENS)]], Once] = Field(min_length=1)
     """Prompt lengths in tokens; one metric `prefill.tps.N` each."""
     repeats: Count = 3
+    """Readings inside a boot; their median is the boot's value."""
 
     def metrics(self) -> list[str]:
         return [f"prefill.tps.{length}" for length in self.lengths]
@@ -98,6 +100,7 @@ class GpuTimeProbe(ProbeTable):
     tokens: Annotated[int, Field(ge=16, le=MOST_TOKENS)] = 96
     """Tokens generated per stream, once untraced and once traced."""
     prompt_tokens: Tokens = 16
+    """Random token ids of a prompt."""
 
     def metrics(self) -> list[str]:
         return [f"decode.gpu_ms.c{streams}" for streams in self.streams]
@@ -110,9 +113,11 @@ class IdentityProbe(ProbeTable):
     """Records the greedy token ids of fixed prompts, alone and `together` at a time."""
 
     prompts: list[Text] = Field(default=[])
+    """Texts that are gone on from."""
     lengths: list[Tokens] = Field(default=[])
     """Prompts of so many fixed random token ids, for engines without a tokenizer."""
     tokens: Tokens = 32
+    """Tokens of every answer; the end token is ignored."""
     together: Annotated[int, Field(ge=0, le=MOST_AT_ONCE)] = 4
     """0: alone only, for engines whose numbers depend on what else is in the batch."""
 
@@ -140,7 +145,9 @@ class AcceptanceProbe(ProbeTable):
     in_warmup: ClassVar[bool] = False
 
     prose: list[Text] = Field(default=[])
+    """Prompts whose text goes on as prose."""
     structured: list[Text] = Field(default=[])
+    """Prompts whose text goes on in a form: code, tables, questions and answers."""
     lengths: list[Tokens] = Field(default=[])
     """Prompts of so many random token ids, drawn by the plan's seed, for engines without a tokenizer."""
     tokens: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = 48
@@ -169,6 +176,7 @@ class OutputLawProbe(ProbeTable):
     in_warmup: ClassVar[bool] = False
 
     prompts: list[Text] = Field(min_length=1)
+    """Texts that are gone on from."""
     requests: Annotated[int, Field(ge=50, le=1_000_000)] = 2000
     """Requests in a boot, shared out over the prompts; each has its own seed."""
     tokens: Annotated[int, Field(ge=2, le=8)] = 4
@@ -193,11 +201,13 @@ class CoherenceProbe(ProbeTable):
     lines: Annotated[int, Field(ge=8, le=100_000)]
     """Lines of a prompt, needles and distractors apart."""
     needles: Annotated[int, Field(ge=1, le=12)] = 3
+    """Facts of a prompt that are asked for."""
     distractors: Annotated[int, Field(ge=0, le=12)] = 3
     """Lines that look like needles and are none."""
     ballots: Annotated[int, Field(ge=0, le=400)] = 0
     """Ballots among the lines of `pairs`, at least; their tally is asked for behind the keys. 0: neither."""
     concurrencies: Annotated[list[AtOnce], Once] = Field(default=[1, 12], min_length=1)
+    """Numbers of requests at one time."""
     seeds: Count = 2
     """Times that each concurrency and payload is asked, each with prompts of its own."""
     payloads: Annotated[list[Literal["unique", "identical"]], Once] = Field(
@@ -205,6 +215,7 @@ class CoherenceProbe(ProbeTable):
     )
     """unique: every request has a prompt of its own. identical: all requests of a seed send one prompt."""
     max_tokens: Tokens = 384
+    """Most tokens of a reply."""
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """For chat templates that think unless told not to, such as `{ thinking = false }`."""
 
@@ -252,6 +263,7 @@ class ConcurrencyProbe(ProbeTable):
     prompts: list[Text] = Field(min_length=1)
     """Shared out over the streams."""
     streams: Annotated[list[AtOnce], Once] = Field(default=[1, 2, 4, 8, 12], min_length=1)
+    """Numbers of streams at one time; `concurrency.tps.cN` and others, each."""
     max_tokens: Annotated[int, Field(ge=8, le=MOST_TOKENS)] = 500
     """Tokens of every stream; the end token is ignored."""
     repeats: Count = 2
@@ -296,9 +308,13 @@ class ToolcallProbe(ProbeTable):
     scenarios: list[Text] = Field(default=[])
     """Ids such as A1; all fifteen where none is named."""
     thinking: list[Literal["off", "high", "max"]] = Field(default=["off", "high", "max"], min_length=1)
+    """Ways in which the model is told to think."""
     rounds: Count = 1
+    """Times that every conversation is held."""
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Of every turn; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of every turn."""
     seed: Seed = 1
     """Of the first round; each round adds one, so that arms and boots draw alike."""
     max_tokens: Tokens = 2048

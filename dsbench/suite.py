@@ -40,12 +40,15 @@ class Build(Table):
     """What a recipe serves: the engine, its flags and variables, as its source states them."""
 
     engine: Literal["vllm"] = "vllm"
+    """What serves it."""
     hardware: str
     """What the source measured on."""
     model: str | None = None
+    """Name or folder; the command line's where it is left out."""
     serve_args: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
     """Flags and values of `vllm serve`, each a string of its own."""
     env: dict[str, str] = Field(default={})
+    """Variables of the server."""
     unknown: list[str] = Field(default=[])
     """Settings that the source does not state: left out, so the engine's own hold."""
 
@@ -61,7 +64,9 @@ class Suite(Table):
     """What one experiment measures; with a build it is a recipe."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    """Small letters, figures, `-` and `_`."""
     summary: str
+    """One line for `dsbench suites`."""
     blocks: Count
     """Blocks; each holds one boot of every arm."""
     warmup_boots: Annotated[int, Field(ge=0, le=1000)] = 1
@@ -75,7 +80,9 @@ class Suite(Table):
     drift_controls: list[str] = Field(default=[])
     """Metrics a toggle of this suite cannot touch: if one moves beyond its margin the experiment is void."""
     probes: Probes
+    """What is measured: the tables below."""
     timeouts: Timeouts = Timeouts()
+    """Deadlines."""
     build: Build | None = None
     """What is served unless the command line says otherwise."""
 
