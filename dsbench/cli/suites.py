@@ -133,6 +133,7 @@ def _margin(metric: Metric) -> str:
 
 def _list(chosen: Sequence[Suite], times: dict[str, list[RunTime]]) -> None:
     from dsbench.cli.table import print_table
+    from dsbench.report.columns import PROSE_WIDTH
 
     print_table(
         "Suites, one candidate beside the baseline",
@@ -148,14 +149,16 @@ def _list(chosen: Sequence[Suite], times: dict[str, list[RunTime]]) -> None:
             )
             for suite in chosen
         ],
+        PROSE_WIDTH,
     )
     click.echo("dsbench suites NAME tells what one asks and what it can show.")
 
 
 def _describe(suite: Suite, times: Sequence[RunTime], given: str) -> None:
     from dsbench.cli.table import print_note, print_table
+    from dsbench.report.columns import PROSE_WIDTH
 
-    print_note(f"{suite.name}: {suite.summary}", 2)
+    print_note(f"{suite.name}: {suite.summary}", 2, PROSE_WIDTH)
     click.echo()
     stop = ", each stopped after the memory profile" if suite.until == "profile" else ""
     facts = {
@@ -173,11 +176,12 @@ def _describe(suite: Suite, times: Sequence[RunTime], given: str) -> None:
             "not stated": "; ".join(suite.build.unknown) or "nothing",
         }
     for key, value in facts.items():
-        print_note(f"{key:<11} {value}", 12)
+        print_note(f"{key:<11} {value}", 12, PROSE_WIDTH)
     for time in times:
-        print_note(f"{'run time':<11} {_clock(time)} ({time.place}; {time.source}){_without(time)}", 12)
+        print_note(f"{'run time':<11} {_clock(time)} ({time.place}; {time.source}){_without(time)}", 12, PROSE_WIDTH)
     if not times:
-        print_note(f"{'run time':<11} not measured yet: dsbench plan --suite {given} --measure times one boot", 12)
+        how = f"dsbench plan --suite {given} --measure times one boot"
+        print_note(f"{'run time':<11} not measured yet: {how}", 12, PROSE_WIDTH)
     click.echo()
     shows = resolves(suite)
     rows = []
@@ -194,7 +198,8 @@ def _describe(suite: Suite, times: Sequence[RunTime], given: str) -> None:
                 _first_line(type(table).__doc__),
             )
         )
-    print_table("Probes, in the order they run", ("probe", "metrics", "items", "blocks", "can show", "what"), rows)
+    columns = ("probe", "metrics", "items", "blocks", "can show", "what")
+    print_table("Probes, in the order they run", columns, rows, PROSE_WIDTH)
 
 
 def _short_time(times: Sequence[RunTime]) -> str:

@@ -12,15 +12,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dsbench.report.columns import console, widths, wrapped
+from dsbench.report.columns import PIPE_WIDTH, console, widths, wrapped
 from dsbench.report.visible import visible
 
 EMPTY = ("", "-")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Figures stand right, words left. Where the columns do not fit side by side, each row is told as a paragraph."""
-    out = console()
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], piped: int = PIPE_WIDTH
+) -> None:
+    """Figures stand right, words left. Where the columns do not fit side by side, each row is told as a paragraph.
+    `piped`: how wide a pipe is that is not told."""
+    out = console(piped)
     cells = [[cell_text(cell) for cell in row] for row in rows]
     used = [i for i in range(len(columns)) if i == 0 or not cells or any(row[i] not in EMPTY for row in cells)]
     names, cells = [columns[i] for i in used], [[row[i] for i in used] for row in cells]
@@ -55,9 +58,9 @@ def _print_paragraphs(out: Console, names: Sequence[str], rows: Sequence[Sequenc
             out.print(Text(line), soft_wrap=True)
 
 
-def print_note(text: str, indent: int = 0) -> None:
+def print_note(text: str, indent: int = 0, piped: int = PIPE_WIDTH) -> None:
     """A line beside a table, wrapped at blanks where it is too long; what follows stands `indent` deeper."""
-    for line in wrapped(text, console().width, " " * indent):
+    for line in wrapped(text, console(piped).width, " " * indent):
         click.echo(line)
 
 

@@ -13,6 +13,8 @@ from dsbench.report.visible import visible
 
 PIPE_WIDTH = 10_000
 """Columns when the output is no terminal and nothing says how wide it is: no line is wrapped."""
+PROSE_WIDTH = 120
+"""The same where sentences are told, which no program reads and whole lines make hard to read."""
 GAP = 3
 """Blanks between two columns."""
 TALLEST = 4
@@ -26,11 +28,12 @@ class Output(Console):
         raise BrokenPipeError
 
 
-def console() -> Console:
-    """Standard output, plain when piped. COLUMNS says how wide it is, NO_COLOR that it has no colours."""
+def console(piped: int = PIPE_WIDTH) -> Console:
+    """Standard output, plain when piped, and then so wide. COLUMNS says how wide it is, NO_COLOR that it has no
+    colours."""
     found = Output(highlight=False)
     if not found.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
-        found.width = PIPE_WIDTH
+        found.width = piped
     return found
 
 

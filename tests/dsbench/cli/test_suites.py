@@ -1,6 +1,7 @@
 """`dsbench suites`: what it says is worked out from the suite."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,17 @@ def test_every_shipped_suite_is_listed(say):
     assert code == 0
     for name in shipped():
         suite = load_suite(name)
-        (line,) = [line for line in out.splitlines() if line.startswith(f"{name} ")]
-        assert suite.summary in line
-        assert f" {2 * (suite.warmup_boots + suite.blocks)} " in line
-        assert "not measured yet" in line
+        (told,) = re.findall(rf"^{name}\n((?:  .*\n)+)", out, re.MULTILINE)
+        told = " ".join(told.split())
+        assert told.endswith(suite.summary)
+        assert f"boots {2 * (suite.warmup_boots + suite.blocks)};" in told
+        assert "not measured yet" in told
+
+
+@pytest.mark.parametrize("name", [[], ["full"], ["sm120-pr"]])
+def test_a_pipe_gets_lines_that_can_be_read(say, monkeypatch, name):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert max(map(len, say(*name)[1].splitlines())) <= 120
 
 
 def test_one_suite_in_detail(say):

@@ -20,7 +20,7 @@ NAMES = ("state", "KV tokens", "where the bytes live", "step")
 def printed(monkeypatch):
     def show(width, rows, columns=NAMES, title="title"):
         out = io.StringIO()
-        monkeypatch.setattr(table, "console", lambda: Console(file=out, width=width, highlight=False))
+        monkeypatch.setattr(table, "console", lambda piped=0: Console(file=out, width=width, highlight=False))
         table.print_table(title, columns, rows)
         return out.getvalue()
 
@@ -64,7 +64,7 @@ def test_wrapped_keeps_every_word(text, width):
 def test_a_table_tells_every_word_at_any_width(rows, width):
     with pytest.MonkeyPatch.context() as patch:
         out = io.StringIO()
-        patch.setattr(table, "console", lambda: Console(file=out, width=width, highlight=False))
+        patch.setattr(table, "console", lambda piped=0: Console(file=out, width=width, highlight=False))
         table.print_table("title", NAMES, rows)
     text = out.getvalue()
     assert "…" not in text
