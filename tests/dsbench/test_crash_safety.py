@@ -9,7 +9,7 @@ from dsbench import store
 from dsbench.errors import ResultsLost
 from dsbench.execute import LOG, execute
 from dsbench.judge import judge
-from dsbench.selftest.drill import undisturbed, without_repeats
+from dsbench.selftest.drill import undisturbed, without_history
 from dsbench.suite import load_suite
 
 KV = load_suite("kv").model_copy(update={"warmup_boots": 0})
@@ -45,7 +45,7 @@ def test_a_run_cut_off_at_any_byte_ends_with_the_verdict_of_its_records(whole, f
     assert sorted(boot for boot, status in ended if status == "ok") == [1, 2, 3, 4]
     verdict = judge(plan, records)
     assert (verdict.word, verdict.void) == ("improved", [])
-    assert without_repeats(verdict) == judge(plan, undisturbed(plan, records))
+    assert without_history(verdict) == judge(plan, undisturbed(plan, records))
 
 
 def test_a_boot_that_was_recorded_and_has_no_folder_is_repeated(make_plan, fake, tmp_path):

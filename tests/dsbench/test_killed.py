@@ -20,7 +20,7 @@ from dsbench.engines.strays import strays
 from dsbench.execute import execute
 from dsbench.judge import judge
 from dsbench.killed import RAN_COLD, to_repeat
-from dsbench.selftest.drill import undisturbed, without_repeats
+from dsbench.selftest.drill import undisturbed, without_history
 from dsbench.suite import load_suite, parse_suite
 from tests.dsbench.cli.test_aa_plan import PROFILE
 
@@ -94,7 +94,7 @@ def test_a_boot_whose_engine_was_killed_is_marked_and_repeated(begin, fake, numb
     assert mark.reason == f"its engine was killed by signal {int(number)} ({name}); repeated"
     assert f"boots repeated after their engine was killed: 2 (signal {int(number)} ({name}))" in verdict.notes
     assert not any("after an interruption" in note for note in verdict.notes)
-    assert without_repeats(verdict) == judge(plan, undisturbed(plan, records))
+    assert without_history(verdict) == judge(plan, undisturbed(plan, records))
     assert resume(folder, plan, fake)[0] == 0
 
 
