@@ -148,16 +148,22 @@ def _history(plan: Plan, folder: Path, writer: RecordWriter) -> tuple[set[int], 
     """Boots that have ended, and attempts made so far.
 
     One without an end is marked interrupted, its files cleaned; one whose engine was killed is marked to run again.
+    What interrupted a boot may have left its engine, too.
     """
     reused = {boot.number for boot in plan.boots if boot.reused is not None}
     started: dict[int, int] = {}
     ended: dict[int, BootEnded] = {}
+    left: dict[int, BootEnded] = {}
     past = load_records(folder)[0]
     for record in past:
         if isinstance(record, BootStarted) and record.boot not in reused:
             started[record.boot] = record.attempt
         elif isinstance(record, BootEnded):
             ended[record.boot] = record
+            if record.status != "interrupted":
+                left.pop(record.boot, None)
+            elif record.log:  # without a log none was started
+                left[record.boot] = record
     planned = {boot.number: boot for boot in plan.boots}
     for boot, attempt in started.items():
         if boot not in ended or ended[boot].attempt < attempt:
@@ -168,6 +174,8 @@ def _history(plan: Plan, folder: Path, writer: RecordWriter) -> tuple[set[int], 
             facts = log_facts(boot_dir_of(folder, planned[boot], attempt) / LOG, folder) if boot in planned else {}
             writer.write(BootEnded.model_validate({"boot": boot, "attempt": attempt, **told, **facts}))
             ended.pop(boot, None)
+        elif boot in left and boot in planned:
+            end_left(plan, plan.arm(planned[boot].arm), boot_dir_of(folder, planned[boot], left[boot].attempt))
     for end, reason in to_repeat(plan, past):
         writer.write(marked(end, reason, _now()))
         ended.pop(end.boot)

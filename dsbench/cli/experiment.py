@@ -105,10 +105,12 @@ class Asked:
 
     def plan(self, suite: Suite | None = None, *, specs: Sequence[ArmSpec] = (), **options: Any) -> Plan:
         """The plan of what was asked; `options` are further ones of `plan_experiment`; without any secret."""
+        from dsbench.engines.engine import refuse_missing
         from dsbench.storable import refuse_secrets_in
 
         plan = self._plan(suite, specs, options)
         refuse_secrets_in(plan)
+        refuse_missing(plan)  # behind that: it names a program, which is one of the plan's texts
         return plan
 
     def _plan(self, suite: Suite | None, specs: Sequence[ArmSpec], options: dict[str, Any]) -> Plan:

@@ -11,17 +11,19 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from urllib.parse import urlsplit
 
 from dsbench.engines.bounded_get import find_status, get_status
 from dsbench.engines.ended import signal_of
 from dsbench.engines.engine import ReadBack, Running, boot_environment
+from dsbench.engines.interrupts import interrupts_wait
 from dsbench.engines.read_back import read_back_all
 from dsbench.engines.secrets import redact
 from dsbench.engines.server import EngineFailed, Ready, Server
 from dsbench.errors import InputError
 from dsbench.records import Arm, Plan
-from dsbench.rig import Rig
+from dsbench.rig import PLACES, Rig
 
 POLL_S = 0.2
 COMMAND_S = 60.0
@@ -67,12 +69,29 @@ class RigServer(Server):
         self._stale = {path: _state(path) for rank in rig.ranks for path in rank.model_dump(exclude_none=True).values()}
 
     def __enter__(self) -> RigServer:
-        """InputError if something serves already: it would be measured in place of the engine, or beside it."""
+        """InputError if a command is not there, or if something serves already.
+
+        What serves would be measured in place of the engine, or beside it.
+        """
+        if missing := missing_program(self.rig, self._environment):
+            raise InputError(missing)
         if found := self._serving():
             told = "before the rig's start command is run: stop what serves there, or name another port in the rig"
             raise InputError(f"{found} {told}; its stop command must end every engine that start has left")
         super().__enter__()
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        except EngineFailed as failed:
+            if kind is None:
+                raise
+            if issubclass(kind, EngineFailed):
+                raise EngineFailed(f"{error}; {failed}") from None
+            # Any other error, and an interrupt above all, ends more than this boot: it goes on as it is.
 
     def read_ready(self) -> Ready:
         """The rig's URL; the process is the start command's, the only one known here."""
@@ -120,15 +139,22 @@ class RigServer(Server):
     def stop(self) -> None:
         """The stop command first, then the whole group of the start command; the ranks' files are taken along.
 
-        Then wait until the server is silent: what is left of it after that, the next boot refuses.
+        Then wait until the server is silent: what is left of it after that, the next boot refuses. An interrupt
+        waits for all of it; only a second one does not.
         """
-        first, self._stopped = not self._stopped, True
-        if first:
-            if self.rig.stop:
-                self._run(self.rig.stop, self._stop_s, "stop")
-            self.collect()
-        super().stop()
-        if first:
+        if self._stopped:
+            super().stop()
+            return
+        with interrupts_wait():
+            try:
+                if self.rig.stop:
+                    self._run(self.rig.stop, self._stop_s, "stop")
+                self._stopped = True
+            finally:
+                try:
+                    self.collect()
+                finally:
+                    super().stop()
             self._wait_silent()
 
     def stop_left(self) -> None:
@@ -192,19 +218,35 @@ class RigServer(Server):
         return get_status(f"{self.rig.url}/health", limit) == 200
 
     def _run(self, line: Sequence[str], seconds: float, what: str) -> int | None:
-        """One command of the rig, to its end; None if it did not end in time. Its output goes to a log of its own."""
+        """One command of the rig, to its end; None if it did not end in time. Its output goes to a log of its own.
+
+        In a session of its own: the Ctrl-C of a terminal is for the harness, which stops in order.
+        """
         # Of a boot that was killed the folder may be gone.
         log_file = self.boot_dir / f"{what}.log" if self.boot_dir.is_dir() else os.devnull
         try:
             with open(log_file, "ab", opener=_no_link) as log:
                 return subprocess.run(
                     line, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=seconds,
-                    check=False,
+                    check=False, start_new_session=True,
                 ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
             return None
         except OSError as error:
             raise EngineFailed(f"cannot run the {what} command {line[0]}: {error.strerror or error}") from None
+
+
+def missing_program(rig: Rig, environment: Mapping[str, str]) -> str:
+    """One line about the first command of a rig whose program cannot be run with these variables, or ''.
+
+    A program whose name is filled in later is not looked for.
+    """
+    path = os.pathsep.join(os.get_exec_path(environment))
+    for name in ("start", "stop", "health"):
+        for program in getattr(rig, name)[:1]:
+            if not any(place in program for place in PLACES) and shutil.which(program, path=path) is None:
+                return f"--rig: {name}: {program} is not there or cannot be executed; name a program that is"
+    return ""
 
 
 def _no_link(path: str, flags: int) -> int:

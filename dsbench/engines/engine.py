@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 from dsbench.engines.boot_json import read_object
 from dsbench.engines.server import EngineFailed, Ready
+from dsbench.errors import InputError
 from dsbench.records import Arm, Plan
 
 TRACES = "traces"
@@ -94,7 +96,7 @@ def read_ranks(boot_dir: Path, name: str) -> Ranks:
 
 
 def end_left(plan: Plan, arm: Arm, boot_dir: Path) -> None:
-    """End the engine of a boot whose harness was killed, where only the user's own commands know it.
+    """End the engine of a boot whose harness was killed or interrupted, where only the user's own commands know it.
 
     InputError if they cannot be run. The others end with their harness, or are known by their environment.
     """
@@ -102,6 +104,16 @@ def end_left(plan: Plan, arm: Arm, boot_dir: Path) -> None:
         from dsbench.engines.command import Rigged
 
         Rigged(plan).boot(arm, boot_dir).stop_left()
+
+
+def refuse_missing(plan: Plan) -> None:
+    """InputError for a command of the plan's rig that cannot be run for some arm."""
+    if plan.rig is not None:
+        from dsbench.engines.command import missing_program
+
+        for arm in plan.arms:
+            if missing := missing_program(plan.rig, {**os.environ, **arm.env}):
+                raise InputError(missing)
 
 
 def engine_of(plan: Plan, command: Command | None = None) -> Engine:
