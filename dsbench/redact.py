@@ -14,16 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsbench.engines.secrets import REDACTED, SHORTEST, is_secret, redact
+from dsbench.engines.secret_shapes import SHAPES, SHORTEST, harmless, is_secret
+from dsbench.engines.secrets import REDACTED, redact, secrets_of
 from dsbench.records import Plan
 
-_KEYS = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
-    r"|\b(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|xox[abeprs]-[\w-]{10,})"
-    r"|\bAKIA[0-9A-Z]{16}\b|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+",
-    re.DOTALL,
-)
-"""Shapes of keys that services hand out."""
 _NAMED = re.compile(
     r"(?i)((?:api[_-]?key|access[_-]?key|auth[_-]?token|hf[_-]token|secret|passwd|password|bearer"
     r"|authorization[\"']?\s*[=:]\s*[\"']?basic)[\"']?"
@@ -75,7 +69,7 @@ class Redaction:
     def text(self, text: str) -> str:
         """One text; the order matters: a key may stand inside a path, a host inside a URL."""
         text = self._counted("secrets", text, redact(text, self._environment))
-        text = self._sub("secrets", _KEYS, lambda match: REDACTED, text)
+        text = self._sub("secrets", SHAPES, lambda match: REDACTED, text)
         for named in (_NAMED, _SET, _FLAG):
             text = self._sub("secrets", named, lambda match: match[1] + REDACTED, text)
         text = self._sub("hosts", _URL, lambda match: f"{match[1]}://{self._host(match[2])}", text)
@@ -95,7 +89,7 @@ class Redaction:
     def value(self, value: Any, key: str = "") -> Any:
         """JSON, with every text in it redacted, names of its keys too."""
         if isinstance(value, str):
-            if is_secret(key) and key not in STRUCTURE and len(value) >= SHORTEST:
+            if is_secret(key) and key not in STRUCTURE and len(value) >= SHORTEST and not harmless(key, value):
                 return self._secret()
             return value if key in STRUCTURE else self.text(value)
         if isinstance(value, list):
@@ -111,8 +105,7 @@ class Redaction:
 
     def left_in(self, content: bytes) -> str:
         """The kind of a known secret or folder that still stands in some bytes; '' if none does."""
-        secrets = [value for name, value in self._environment.items() if is_secret(name) and len(value) >= SHORTEST]
-        if any(value.encode() in content for value in secrets):
+        if any(value.encode() in content for value in secrets_of(self._environment)):
             return "a secret of the environment"
         home = self._environment.get("HOME", "")
         return "the home folder" if home.count("/") > 1 and home.encode() in content else ""

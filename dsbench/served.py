@@ -14,7 +14,8 @@ from typing import Any
 from dsbench.builds import DECLARABLE, ENDPOINTS_DIFFER, ArmSpec, declare_it, interpreter
 from dsbench.engines.endpoint import alive
 from dsbench.engines.read_back import ask
-from dsbench.engines.secrets import is_secret, refuse_secret, refuse_secrets
+from dsbench.engines.secret_shapes import is_secret
+from dsbench.engines.secrets import refuse_secret, refuse_secrets
 from dsbench.engines.vllm import limits, look_into, model_config, model_of, speculative_method, split_args
 from dsbench.errors import InputError
 from dsbench.pytest_settings import PytestProbe

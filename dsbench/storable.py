@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dsbench.engines.secrets import refuse_secret, refuse_variable
+from dsbench.engines.secrets import refuse_in_line, refuse_secret, refuse_variable
 from dsbench.errors import InputError
 from dsbench.records import Arm, Plan
 
@@ -34,13 +34,17 @@ def plan_text(plan: Plan) -> str:
 def refuse_secrets_in(plan: Plan) -> None:
     """InputError for a secret in any text of a plan; it names the option and the variable, and not the value."""
     args = "an option of the engine" if plan.engine == "embedded" else "--serve-args"
+    if plan.engine != "embedded":
+        refuse_in_line(args, plan.engine_args)
     for part in plan.engine_args:
-        refuse_secret(args, part, prose=plan.engine == "embedded")
+        refuse_secret(args, part, prose=True)
     for arm in plan.arms:
         _refuse_in_arm(arm)
     if plan.rig:
         for place, text in _texts("--rig", plan.rig.model_dump()):
             refuse_secret(place, text)
+        for name in ("start", "stop", "health"):
+            refuse_in_line(f"--rig.{name}", getattr(plan.rig, name))
     prose = {f"suite {plan.suite}: probes": plan.probes.model_dump(exclude_none=True)}
     prose |= {"--gate": plan.policy.model_dump(exclude_none=True)} if plan.policy else {}
     prose |= {"the plan": plan.model_dump(exclude=set(OURS))}
@@ -53,8 +57,7 @@ def _refuse_in_arm(arm: Arm) -> None:
     option = f"--arm {arm.name}"
     for name, value in arm.env.items():
         refuse_variable(f"{option} or --env:", name, value)
-    for part in arm.args:
-        refuse_secret(f"{option}: args", part)
+    refuse_in_line(f"{option}: args", arm.args)
     refuse_secret(f"{option}: python", arm.python or "")
     refuse_secret(f"the URL of arm {arm.name} (--{arm.name} or --endpoint)", arm.url or "")
     for place, text in _texts(option, arm.model_dump(exclude={"env", "args", "python", "url"})):

@@ -7,53 +7,38 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, quote_plus, unquote
 
+from dsbench.engines.secret_shapes import PLAIN, flag_with_secret, harmless, is_secret, literal_in, secrets_within
 from dsbench.errors import InputError
 
 REDACTED = "[redacted]"
-SHORTEST = 6
-"""A shorter value is no secret, and taking it out would garble the text."""
 
 FIXED = (
     "record", "time", "status", "phase", "moment", "metric", "unit", "probe", "arm", "log", "log_sha256", "plan_sha256",
 )  # fmt: skip
 """Keys of our records whose values come from the plan or from fixed lists."""
 
-_NAME = re.compile(r"(?i)(?:^|_)(?:api_?key|key|token|secret|password|passwd|credentials?|authorization)$")
-_FLAG = re.compile(r"(?i)(?:^|\s)(--(?:api-?key|hf-token|password|token))(?:=|\s+|$)(?![\"']?[$`])")
-"""A flag that takes a secret, unless a shell fills it in."""
-_USER = re.compile(r":/+[^\s/?#:]*:(?![$`{])[^\s/?#]+@")
-"""User and password in a URL."""
-_SET = re.compile(r"(?:^|(?<=[\s?&;,\"'=]))([A-Za-z_]\w*)=(?=[\"']?(?!\d+(?:[\s\"'&;,]|$))[^\s\"'$`{<\[(&;,])")
-"""A name with a value of its own: of no shell, no place that is filled in later, and no number."""
-_SCHEME = re.compile(r"(?i)(?:^\s*|authorization[\"']?\s*[:=]\s*)[\"']?(basic|bearer)\s+[\"']?(?![$`{<\[(])[^\s\"']")
-"""What an Authorization header holds: alone, or behind the header's name."""
-_PLAIN = re.compile(r"[^\W\d_]+(?:[-_ ][^\W\d_]+)?|\d+")
-"""Words and numbers, which a text may have by chance."""
 LEAST_IN_PROSE = 8
 MEND = "it would be stored with the plan; keys come from the environment"
 
 
-def is_secret(name: str) -> bool:
-    """Whether a variable of this name may hold a secret."""
-    return bool(_NAME.search(name))
-
-
 def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """`text` without the value of any variable that may hold a secret, plain or as JSON has it."""
-    for value in _values(environment):
-        for form in (value, *_inside_json(value)):
-            text = text.replace(form, REDACTED)
+    """`text` without the secrets of any variable, plain or as JSON and URLs have them."""
+    # The longest first: one may be the beginning of another.
+    for form in sorted({form for value in secrets_of(environment) for form in _spelt(value)}, key=len, reverse=True):
+        text = text.replace(form, REDACTED)
     return text
 
 
 def redacted_end(path: Path, size: int, environment: Mapping[str, str] = os.environ) -> str:
     """The last `size` bytes of a file, redacted; less, where they would begin inside a secret. OSError."""
-    forms = {form for value in _values(environment) for form in _forms(value)}
+    forms = {form for value in secrets_of(environment) for form in _forms(value)}
     with path.open("rb") as file:
         start = max(0, os.fstat(file.fileno()).st_size - size)
         before = min(start, max(map(len, forms), default=0))
@@ -73,7 +58,7 @@ def _end_across(content: bytes, form: bytes, cut: int) -> int:
 
 def redact_object(content: bytes, environment: Mapping[str, str] = os.environ) -> bytes:
     """The JSON text of an object whose texts are redacted; the object's own words stay, as `"record":"check"`."""
-    if not any(form in content for value in _values(environment) for form in _forms(value)):
+    if not any(form in content for value in secrets_of(environment) for form in _forms(value)):
         return content
     clean = {key: value if key in FIXED else _clean(value, environment) for key, value in json.loads(content).items()}
     return json.dumps(clean, separators=(",", ":"), ensure_ascii=False).encode()
@@ -86,7 +71,7 @@ def redact_files(folder: Path, environment: Mapping[str, str] = os.environ) -> N
     """
     if folder.is_symlink():
         return
-    forms = {form for value in _values(environment) for form in _forms(value)}
+    forms = {form for value in secrets_of(environment) for form in _forms(value)}
     failed: list[OSError] = []
     for path in sorted(folder.rglob("*")) if forms else ():
         try:
@@ -115,19 +100,26 @@ def _redact_file(path: Path, forms: Collection[bytes]) -> None:
         place.truncate()
 
 
-def _values(environment: Mapping[str, str]) -> list[str]:
-    """Longest first: one may be the beginning of another."""
-    found = {value for name, value in environment.items() if is_secret(name) and len(value) >= SHORTEST}
-    return sorted(found, key=len, reverse=True)
+def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Every secret that the variables hold, and the name of one that holds it."""
+    return {part: name for name, value in environment.items() for part in secrets_within(name, value)}
 
 
 def _forms(value: str) -> set[bytes]:
-    """A value as bytes, plain and as it stands inside JSON."""
-    return {form.encode() for form in (value, *_inside_json(value))}
+    """A value as bytes, plain and as it stands inside JSON and URLs."""
+    return {form.encode() for form in _spelt(value)}
 
 
-def _inside_json(value: str) -> set[str]:
-    return {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True)} - {value}
+@lru_cache(maxsize=1024)
+def _spelt(value: str) -> frozenset[str]:
+    json_text = {json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True)}
+    json_text |= {text.replace("/", "\\/") for text in json_text}
+    json_text |= {json.dumps(text, ensure_ascii=False)[1:-1] for text in json_text}  # JSON that is quoted in a record
+    raw = value.encode("utf-8", "surrogateescape")
+    # By Python, by browsers, in forms; a path keeps its slashes.
+    percent = {quote(raw, safe=safe) for safe in ("", "/", "!'()*", "/!'()*")} | {quote_plus(raw)}
+    lower = {re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), text) for text in percent}
+    return frozenset({value} | json_text | percent | lower)
 
 
 def _clean(value: Any, environment: Mapping[str, str]) -> Any:
@@ -142,15 +134,14 @@ def _clean(value: Any, environment: Mapping[str, str]) -> Any:
 
 def refuse_secrets(args: list[str], environment: Mapping[str, str]) -> None:
     """InputError for a secret that would be stored with the plan: on a command line, or as a given value."""
-    for part in args:
-        refuse_secret("--serve-args", part)
+    refuse_in_line("--serve-args", args)
     for name, value in environment.items():
         refuse_variable("--env", name, value)
 
 
 def refuse_variable(place: str, name: str, value: str) -> None:
     """InputError for a variable that may hold a secret and has a value, or whose value holds one."""
-    if is_secret(name) and value:
+    if is_secret(name) and value and not harmless(name, value):
         raise InputError(f"{place} {name}=... would be stored with the plan: export it, and give --env {name}")
     refuse_secret(f"{place} {name}=...", value)
 
@@ -161,23 +152,31 @@ def refuse_secret(place: str, text: str, *, prose: bool = False) -> None:
     Prose, such as a prompt, may have what looks like a literal, and short values and plain words by chance.
     """
     texts = (text, unquote(text))
-    for name, value in os.environ.items():
-        if not is_secret(name) or len(value) < (LEAST_IN_PROSE if prose else SHORTEST):
+    for value, name in secrets_of(os.environ).items():
+        if prose and (len(value) < LEAST_IN_PROSE or PLAIN.fullmatch(value)):
             continue
-        if not (prose and _PLAIN.fullmatch(value)) and any(value in form for form in texts):
+        if any(form in told for told in texts for form in _spelt(value)):
             raise InputError(f"{place} holds the value of {name}: {MEND}, VLLM_API_KEY for endpoints")
-    if prose:
+    if prose or not (told := literal_in(text)):
         return
-    if scheme := _SCHEME.search(text):
-        told = f"holds an Authorization of the kind {scheme[1].capitalize()}"
-        raise InputError(f"{place} {told}: {MEND}, VLLM_API_KEY for endpoints")
-    if _USER.search(text):
-        raise InputError(f"{place} holds user:password@ in a URL: {MEND}, VLLM_API_KEY for endpoints")
-    if flag := _FLAG.search(text):
-        raise InputError(f"{place}: {flag[1]} would be stored with the plan: set VLLM_API_KEY or HF_TOKEN in the "
-                         "environment")  # fmt: skip
-    if given := next((name for name in _SET.findall(text) if is_secret(name)), None):
-        raise InputError(f"{place} gives {given} a value: {MEND}, --env {given} for engines")
+    raise InputError(f"{place}{told}{_mend(told)}")
+
+
+def refuse_in_line(place: str, parts: Sequence[str]) -> None:
+    """InputError for a secret in an argument list, also for one that is the argument behind its flag."""
+    for part in parts:
+        refuse_secret(place, part)
+    for flag, value in pairwise(parts):
+        if flag.startswith("-") and "=" not in flag and (found := flag_with_secret(f"{flag} {value}")):
+            raise InputError(f"{place}: {found[1]}{_mend(':')}")
+
+
+def _mend(told: str) -> str:
+    if told.startswith(":"):
+        return " would be stored with the plan: set VLLM_API_KEY or HF_TOKEN in the environment"
+    if told.startswith(" gives"):
+        return f": {MEND}, --env {told.split()[1]} for engines"
+    return f": {MEND}, VLLM_API_KEY for endpoints"
 
 
 def authorization() -> dict[str, str]:
