@@ -98,6 +98,17 @@ class Served:
         probes = suite.probes.without(*unanswered, *self.untestable(suite))
         return suite.model_copy(update={"timeouts": deadlines, "probes": probes})
 
+    def raised(self, suite: Suite, timeout: float | None) -> list[str]:
+        """A note on deadlines that the suite sets and this engine lengthens."""
+        asked, given = suite.timeouts, self.suite(suite, timeout).timeouts
+        longer = [
+            f"{name} {getattr(given, name):g} s in place of {getattr(asked, name):g} s"
+            for name in sorted(asked.model_fields_set)
+            if getattr(given, name) > getattr(asked, name)
+        ]
+        why = "an engine may compile while it starts, and takes its time to end; --timeout sets the first"
+        return [f"timeouts of the suite: {', '.join(longer)}: {why}"] if longer else []
+
     def untestable(self, suite: Suite) -> dict[str, str]:
         """Reasons, by probe, why tests of a checkout cannot be run for this engine."""
         tables = {name: suite.probes.table(name) for name in suite.probes.names()}

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsbench.builds import DECLARABLE, declare_it
 from dsbench.by_host import among_hosts
+from dsbench.engines.ended import INTERRUPTS, signal_named
 from dsbench.evidence import BootEvidence
 from dsbench.killed import was_killed
 from dsbench.probes.kv import profile_key
@@ -47,6 +48,9 @@ def boots_ended(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
             elif was_killed(boot.ended):
                 told = "go on with dsbench ab --resume, which repeats a boot whose engine was killed, once"
                 mend = f"{told}; if it is killed again, mend what kills it and run again"
+            elif boot.ended.killed_by in INTERRUPTS:
+                told = f"{signal_named(boot.ended.killed_by or 0)} ended the engine, and --resume does not repeat that"
+                mend = f"{told}: find what sent it, a terminal or a supervisor, and begin a new experiment"
             yield VoidReason(
                 code="boot-failed",
                 text=f"boot {boot.planned.folder} {boot.ended.status}: {boot.ended.reason}",

@@ -167,7 +167,8 @@ class Asked:
         plan = served.finish(plan)
         untested = [f"{name}: not-run, {why}" for name, why in served.untestable(suite).items()]
         elsewhere = [ELSEWHERE[self.engine]] if self.engine in ELSEWHERE else []
-        notes = [*plan.notes, *untested, *unanswered, *elsewhere, *recipe_notes(suite, self.engine)]
+        raised = served.raised(suite, self.timeout)
+        notes = [*plan.notes, *untested, *unanswered, *elsewhere, *raised, *recipe_notes(suite, self.engine)]
         return plan.model_copy(update={"notes": notes})
 
     def _refuse(self, names: Sequence[str], why: str) -> None:

@@ -11,6 +11,8 @@ GROUPS = Path("/sys/fs/cgroup")
 
 KILLS = (signal.SIGKILL, signal.SIGTERM)
 """Signals that come from outside. An engine that ends by another one, or with a code of its own, failed by itself."""
+INTERRUPTS = (signal.SIGINT, signal.SIGHUP)
+"""What a terminal sends. No engine sends it to itself, but some take it for a request, and which, nobody tells."""
 SHELL = 128
 """A shell, and what wraps a command as one does, ends with this and the number of the signal that ended the command."""
 

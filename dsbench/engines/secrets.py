@@ -1,4 +1,4 @@
-"""Secrets stay in the environment: names that may hold one, and texts with their values taken out."""
+"""Secrets stay in the environment: texts with their values taken out, and texts refused that hold one."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ def refuse_in_line(place: str, parts: Sequence[str]) -> None:
 def _mend(told: str) -> str:
     if told.startswith(":"):
         return " would be stored with the plan: set VLLM_API_KEY or HF_TOKEN in the environment"
-    if told.startswith(" gives"):
-        return f": {MEND}, --env {told.split()[1]} for engines"
+    if told.startswith(" gives") and (name := told.split()[1]).isidentifier():
+        return f": {MEND}, --env {name} for engines"
     return f": {MEND}, VLLM_API_KEY for endpoints"
 
 

@@ -292,6 +292,22 @@ def test_boots_of_another_result_are_not_taken_for_cold_ones(make_plan, make_rec
     assert again == {warm_up.number, *measured - reused}
 
 
+@pytest.mark.parametrize(("number", "name"), [(2, "SIGINT"), (1, "SIGHUP")])
+def test_an_engine_that_a_terminal_ended_is_not_repeated_and_its_mend_says_so(make_plan, make_records, number, name):
+    plan = make_plan()
+    ended = {"status": "failed", "killed_by": number, "reason": f"killed by signal {number} ({name})"}
+    last = max(boot.number for boot in plan.boots)
+    records = [
+        x.model_copy(update=ended) if isinstance(x, r.BootEnded) and x.boot == last else x for x in make_records(plan)
+    ]
+    assert to_repeat(plan, records) == []
+    (failed,) = [reason for reason in judge(plan, records).void if reason.code == "boot-failed"]
+    assert failed.mend == (
+        f"signal {number} ({name}) ended the engine, and --resume does not repeat that: find what sent it, a terminal "
+        "or a supervisor, and begin a new experiment"
+    )
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 

@@ -223,6 +223,17 @@ def test_starts_get_time_to_compile(site):
     assert plan("org/m", (site(),), arms=ARMS, timeout=50.0).timeouts.boot == 50
 
 
+def test_deadlines_of_a_suite_that_are_lengthened_are_told(site, tmp_path):
+    (own := tmp_path / "own.toml").write_text(
+        'name = "own"\nsummary = "its own deadlines"\nblocks = 2\n[timeouts]\nboot = 60\nprobe = 10\n[probes.kv]\n'
+    )
+    notes = plan("org/m", (site(),), arms=ARMS, suite=str(own)).notes
+    (note,) = [note for note in notes if note.startswith("timeouts of the suite")]
+    assert note.startswith("timeouts of the suite: boot 900 s in place of 60 s: ")
+    asked = plan("org/m", (site(),), arms=ARMS, suite=str(own), timeout=50.0).notes
+    assert not any("boot" in note for note in asked if note.startswith("timeouts of the suite"))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
