@@ -19,6 +19,8 @@ LETTER = 6.6
 """Width of a letter at the size of labels, at most."""
 LABELS = 104
 """Room for labels at the right."""
+NAMED_FROM = 18
+"""Where a label begins in it, behind its mark."""
 
 Point = tuple[float, float]
 
@@ -200,17 +202,19 @@ def gains(rows: Sequence[tuple[str, str, float]]) -> str:
 def memory_line(moments: Sequence[Moment], arms: tuple[str, str]) -> str:
     """Bytes alive from moment to moment of a boot, in steps; the candidate's line lies on the baseline's wider one."""
     height, top, bottom, left = 176, 14, 134, 6
-    right = WIDTH - LABELS
+    lines = [m.baseline for m in moments], [m.candidate for m in moments]
+    peaks = [f"peak {size(max(values))}" for values in lines]
+    right = WIDTH - max(LABELS, NAMED_FROM + LETTER * max(map(len, peaks)))
     y = _scale(0, max(max(m.baseline, m.candidate) for m in moments), bottom, top)
     gap = (right - left) / len(moments)
     parts = [rule((left, bottom), (right, bottom), "axis")]
     for i, moment in enumerate(moments):
         parts.append(label(left + (i + 0.5) * gap, bottom + (14 if i % 2 == 0 else 27), moment.name, "muted", "middle"))
     ends = []
-    for index, values in enumerate(([m.baseline for m in moments], [m.candidate for m in moments])):
+    for index, values in enumerate(lines):
         steps = [(left + (i + side) * gap, y(value)) for i, value in enumerate(values) for side in (0, 1)]
         parts.append(path(steps, f"line {('thick', 'thin')[index]} s{index}"))
-        ends.append((y(max(values)), index, arms[index], f"peak {size(max(values))}"))
+        ends.append((y(max(values)), index, arms[index], peaks[index]))
     parts += _end_labels(ends, right, top, bottom)
     return svg(f"Bytes alive through the boot, {arms[0]} and {arms[1]}", height, parts)
 
@@ -243,8 +247,8 @@ def _end_labels(ends: Sequence[tuple[float, int, str, str]], x: float, top: floa
     for y, index, arm, figure in placed:
         at = y - max(0.0, over)
         parts.append(mark(x + 10, at - 4, index, arm))
-        parts.append(label(x + 18, at, _fit(arm, LABELS - 26)))
-        parts.append(label(x + 18, at + line - 1, figure, "muted"))
+        parts.append(label(x + NAMED_FROM, at, _fit(arm, LABELS - 26)))
+        parts.append(label(x + NAMED_FROM, at + line - 1, figure, "muted"))
     return parts
 
 
