@@ -225,10 +225,10 @@ def test_our_own_engine_that_is_told_to_end_from_outside_was_killed(make_plan, t
             sent.extend(strays(folder))
             (pid,) = sent
             os.kill(pid, signal.SIGTERM)
-            if moment == "after":  # once it listens no more, and before it has ended
-                ready = json.loads((folder / "boots" / plan.boots[0].folder / "ready.json").read_text())
-                while find_status(f"http://127.0.0.1:{ready['port']}/health", 3.0) is not None:
-                    time.sleep(0.01)
+            # Once it listens no more, and before it has ended: until then it answers.
+            ready = json.loads((folder / "boots" / plan.boots[0].folder / "ready.json").read_text())
+            while find_status(f"http://127.0.0.1:{ready['port']}/health", 3.0) is not None:
+                time.sleep(0.01)
 
     monkeypatch.setattr(executing, name, terminate)
     execute(plan, folder, quiet=True)
