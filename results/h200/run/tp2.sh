@@ -158,8 +158,8 @@ LADDER=(--arm base= --arm "all=toggles=$STEP5,dflash_staging_skip" --arm mtp=tog
     --arm "mtp+final+residual+input=toggles=$STEP4" --arm "mtp+final+residual+input+topk=toggles=$STEP5")
 ALONE=(--arm base= --arm residual=toggles=mhc_residual_reuse --arm input=toggles=mhc_input_reuse
     --arm topk=toggles=c128a_topk_shared --arm staging=toggles=dflash_staging_skip)
-# With expert parallel vLLM 0.26 takes FlashInfer's CUTLASS experts first, which are compiled at the first call: two boots
-# had not ended that after 160 and 333 s. Without it, and so here, Triton's.
+# With expert parallel vLLM 0.26 takes FlashInfer's CUTLASS experts first, which are compiled at the first call: likely what
+# two boots were at when they had no profile after 160 and 333 s. Without it, and so here, Triton's.
 EP_ARGS='--enable-expert-parallel --moe-backend triton'
 EXPERT=(--arm "ep=args=$EP_ARGS" --arm "ep+sp_moe=args=$EP_ARGS;toggles=sp_moe_config_aware")
 EP_LEAST=${EP_LEAST:-220}
