@@ -58,9 +58,12 @@ class Report:
         self.write()
 
     def pages_allocated(self, kv_cache_config: Any) -> None:
-        """After pages and attention metadata exist: what else stays allocated beside the pages."""
+        """After pages and attention metadata exist: what else stays allocated beside the pages.
+
+        In requested bytes: the allocator rounds the pages' one block up by as much as 1 MiB, which differs with their number.
+        """
         kv_bytes = _storage_bytes(_flat(getattr(self.worker.model_runner, "kv_caches", ())))
-        allocated = _allocator("memory_allocated", self.worker.device)
+        allocated = _requested(self.worker.device)
         blocks = getattr(kv_cache_config, "num_blocks", None)
         self.profile.update(
             blocks=blocks,
@@ -198,6 +201,12 @@ def _allocator(name: str, device: Any) -> int | None:
     """A figure of torch.cuda for the worker's device: the thread that flushes has none of its own."""
     torch = _cuda()
     return int(getattr(torch.cuda, name)(device)) if torch is not None else None
+
+
+def _requested(device: Any) -> int | None:
+    """Bytes asked for and not yet freed, before the allocator's rounding."""
+    torch = _cuda()
+    return int(torch.cuda.memory_stats(device)["requested_bytes.all.current"]) if torch is not None else None
 
 
 def patch_worker(module: ModuleType, version: str) -> None:
