@@ -134,20 +134,20 @@ __device__ __forceinline__ void fetch(void* place, const void* from, uint32_t by
                  ::"r"(shared_address(place)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
-constexpr uint64_t GIVEN_UP_FIRST = 0x12F0000000000000;  // what createpolicy.fractional.L2::evict_first makes of 1.0
-
 // 16 bytes from global to an address of shared memory past registers, where wanted; the rest of the line comes to the
-// second-level cache. Seen by this thread after wait_copies, by others after a barrier behind that. LAST: nobody reads them again,
-// so that the cache gives them up first. The predicate is the instruction's own: of a branch around each copy the compiler made
-// a fifth more instructions, and a descriptor anew for every copy with a policy.
-template <bool LAST>
+// second-level cache. Seen by this thread after wait_copies, by others after a barrier behind that. The predicate is the
+// instruction's own: of a branch around each copy the compiler made a fifth more instructions.
 __device__ __forceinline__ void copy16(uint32_t place, const void* from, bool wanted = true) {
-    if (LAST)
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %3; }"
-                     ::"r"(place), "l"(from), "r"((int)wanted), "l"(GIVEN_UP_FIRST) : "memory");
-    else
-        asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global.L2::128B [%0], [%1], 16; }"
-                     ::"r"(place), "l"(from), "r"((int)wanted) : "memory");
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global.L2::128B [%0], [%1], 16; }"
+                 ::"r"(place), "l"(from), "r"((int)wanted) : "memory");
+}
+
+constexpr uint64_t GIVEN_UP_LAST = 0x14F0000000000000;  // what createpolicy.fractional.L2::evict_last makes of 1.0
+
+// 16 bytes that another kernel reads soon: the second-level cache gives up what was only read before these.
+__device__ __forceinline__ void store16_kept(__nv_bfloat16* p, const uint4& v) {
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1,%2,%3,%4}, %5;"
+                 ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(GIVEN_UP_LAST) : "memory");
 }
 
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(CUT::CHAINS * CUT::WARPS * 32, CUT::RESIDENT) 
 }
 
 template <class CUT, bool MEAN>
-int launch(const Args& a, cudaStream_t stream) {
+static int launch(const Args& a, cudaStream_t stream) {
     static int known[DEVICES] = {};  // clusters that fit at once
     auto kernel = mhc_kernel<CUT, MEAN>;
     int device = 0;

@@ -18,14 +18,14 @@ constexpr int TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of
 constexpr int ROWS = (STREAMS + 1) * TILE;     // of a tile: four streams, then y
 constexpr int TEAMS = 3, THREADS = TEAMS * TEAM;
 
-// HINTS: old streams and y are given up by the second-level cache first. Only the seam's: PRE's are read by the second kernel too.
+// WIDE: new streams go through shared memory, from where they are written by whole lines. Only the seam's: PRE writes none.
 // FN_FIRST: fn is read, more of it at once, before the first tiles are asked for, which else take the bandwidth in front of it.
-template <Mode M, bool HINTS_, bool FN_FIRST_>
+template <Mode M, bool WIDE_, bool FN_FIRST_>
 struct Sliced {
     static constexpr Mode MODE = M;
     static constexpr bool FN_FIRST = FN_FIRST_;
-    static constexpr bool HINTS = HINTS_;
-    static_assert(!HINTS || M == SEAM);
+    static constexpr bool WIDE = WIDE_;
+    static_assert(!WIDE || M == SEAM);
     static constexpr int OUTPUTS = outputs(M), GROUPS = COLUMNS / 32, WARPS = THREADS / 32, CHAINS = 1;
 };
 
@@ -81,7 +81,7 @@ struct Maker {
         for (int i = 0; i < STREAMS_; i++)
 #pragma unroll
             for (int t = 0; t < TILE; t += 4)
-                copy16<CUT::HINTS>((t & 4 ? far : near) + (i * TILE + t) * WIDTH * 2, from + (t * STREAMS_ + i) * HIDDEN, t < left);
+                copy16((t & 4 ? far : near) + (i * TILE + t) * WIDTH * 2, from + (t * STREAMS_ + i) * HIDDEN, t < left);
     }
 
     __device__ __forceinline__ void ask_streams(int first) { ask_rows<STREAMS>(a.residual, first, 0); }
@@ -92,9 +92,9 @@ struct Maker {
 
     __device__ __forceinline__ void ask_gates(int first) {
         if (MODE == PRE) return;
-        if (thread < TILE && first + thread < a.tokens) copy16<false>(shared_address(s.post[team][thread]), a.post + (size_t)(first + thread) * 4);
+        if (thread < TILE && first + thread < a.tokens) copy16(shared_address(s.post[team][thread]), a.post + (size_t)(first + thread) * 4);
         if (thread < TILE * 4 && first + thread / 4 < a.tokens)
-            copy16<false>(shared_address((float4*)s.comb[team] + thread), a.comb + (size_t)first * 16 + thread * 4);
+            copy16(shared_address((float4*)s.comb[team] + thread), a.comb + (size_t)first * 16 + thread * 4);
     }
 
     // New streams of one half of the tile's tokens in vLLM's rounding order; PRE's are what came.
@@ -125,12 +125,28 @@ struct Maker {
         }
     }
 
+    // In the place of the old ones, which only this lane reads, or to memory.
     __device__ __forceinline__ void write(const uint32_t (&v)[STREAMS][4], int h, int first, int group) {
-        const int token = first + this->token(h);
-        if (MODE == PRE || token >= a.tokens) return;
-        __nv_bfloat16* out = a.residual_out + (size_t)token * STREAMS * HIDDEN + columns + group * 32 + quad * 8;
+        const int t = token(h), at = piece_at(t, group * 4 + quad);
+        if (MODE == PRE || (!CUT::WIDE && first + t >= a.tokens)) return;
+        __nv_bfloat16* out = a.residual_out + (size_t)(first + t) * STREAMS * HIDDEN + columns + group * 32 + quad * 8;
 #pragma unroll
-        for (int j = 0; j < STREAMS; j++) *(uint4*)(out + j * HIDDEN) = make_uint4(v[j][0], v[j][1], v[j][2], v[j][3]);
+        for (int j = 0; j < STREAMS; j++) {
+            const uint4 piece = make_uint4(v[j][0], v[j][1], v[j][2], v[j][3]);
+            if (CUT::WIDE) s.tile[team][warp][j * TILE + t][at] = piece;
+            else store16_kept(out + j * HIDDEN, piece);
+        }
+    }
+
+    // The warp's columns of the tile's new streams by whole lines, 8 lanes a row.
+    __device__ __forceinline__ void write_rows(int first) {
+        const int row = lane >> 3, piece = lane & 7, left = a.tokens - first - row;
+        __nv_bfloat16* out = a.residual_out + (size_t)(first + row) * STREAMS * HIDDEN + columns + piece * 8;
+#pragma unroll
+        for (int j = 0; j < STREAMS; j++)
+#pragma unroll
+            for (int t = 0; t < TILE; t += 4)
+                if (t < left) store16_kept(out + (t * STREAMS + j) * HIDDEN, s.tile[team][warp][j * TILE + t + row][piece_at(t + row, piece)]);
     }
 
     // The same number as one of its own for the compiler, which else copies the four of a product anew for every product.
@@ -175,6 +191,10 @@ struct Maker {
             }
             if (group == WIDTH / 32 - 1) {
                 __syncwarp();  // all lanes have read their rows
+                if (CUT::WIDE) {
+                    write_rows(first);
+                    __syncwarp();
+                }
                 if (next >= 0) ask_streams(next);
             }
             add_products(d, e, v, warp * (WIDTH / 32) + group);
@@ -251,7 +271,7 @@ __global__ void clear_kernel(int* finished, int tiles) {
 }
 
 template <class CUT, int UNIT>
-cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream_t stream) {
+static cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream_t stream) {
     static int known[DEVICES] = {};
     auto kernel = slices_kernel<CUT>;
     auto rows = rows_kernel<CUT::MODE, UNIT>;
@@ -299,26 +319,26 @@ cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream
     return cudaLaunchKernelEx(&config, rows, a, (const float*)sums, (const int*)finished, early > 1);
 }
 
-template <Mode M, bool HINTS>
-cudaError_t launch_by(const Args& a, int groups, int early, int unit, int fn, float* sums, cudaStream_t stream) {
-    if (fn && unit == 4) return launch<Sliced<M, HINTS, true>, 4>(a, groups, early, sums, stream);
-    if (fn) return launch<Sliced<M, HINTS, true>, 8>(a, groups, early, sums, stream);
-    if (unit == 4) return launch<Sliced<M, HINTS, false>, 4>(a, groups, early, sums, stream);
-    return launch<Sliced<M, HINTS, false>, 8>(a, groups, early, sums, stream);
+template <Mode M, bool WIDE>
+static cudaError_t launch_by(const Args& a, int groups, int early, int unit, int fn, float* sums, cudaStream_t stream) {
+    if (fn && unit == 4) return launch<Sliced<M, WIDE, true>, 4>(a, groups, early, sums, stream);
+    if (fn) return launch<Sliced<M, WIDE, true>, 8>(a, groups, early, sums, stream);
+    if (unit == 4) return launch<Sliced<M, WIDE, false>, 4>(a, groups, early, sums, stream);
+    return launch<Sliced<M, WIDE, false>, 8>(a, groups, early, sums, stream);
 }
 
 // groups: blocks of a slice, which go through the tiles side by side; 16 times as many multiprocessors are the first
 // kernel's. early: the first kernel begins with fn while the counts are being cleared (1), or while the kernel in front
-// ends (2: fn must not be written by anything that has not ended). hints: 0, or 1 for the seam. unit: tokens that a block of the
+// ends (2: fn must not be written by anything that has not ended). wide: 0, or 1 for the seam. unit: tokens that a block of the
 // second kernel finishes, 8 or 4. fn: 1 reads fn in front of the first tiles. sums: fp32 [tokens, 16, 32], and behind them an
 // int a tile of 16 tokens. Returns a cudaError_t; -1 for what was not compiled.
-extern "C" int mhc_many_launch(int mode, int groups, int early, int hints, int unit, int fn, const Args* a, float* sums, void* stream) {
+extern "C" int mhc_many_launch(int mode, int groups, int early, int wide, int unit, int fn, const Args* a, float* sums, void* stream) {
     cudaStream_t on = (cudaStream_t)stream;
-    if (groups < 1 || early < 0 || early > 2 || hints < 0 || hints > 1) return -1;
+    if (groups < 1 || early < 0 || early > 2 || wide < 0 || wide > 1) return -1;
     if ((unit != 4 && unit != 8) || fn < 0 || fn > 1) return -1;
-    if (mode == SEAM && hints) return launch_by<SEAM, true>(*a, groups, early, unit, fn, sums, on);
+    if (mode == SEAM && wide) return launch_by<SEAM, true>(*a, groups, early, unit, fn, sums, on);
     if (mode == SEAM) return launch_by<SEAM, false>(*a, groups, early, unit, fn, sums, on);
-    if (mode == PRE && !hints) return launch_by<PRE, false>(*a, groups, early, unit, fn, sums, on);
+    if (mode == PRE && !wide) return launch_by<PRE, false>(*a, groups, early, unit, fn, sums, on);
     return -1;
 }
 

@@ -37,8 +37,8 @@ struct Finisher {
         for (int i = 0; i < STREAMS; i++)
 #pragma unroll
             for (int k = 0; k < PIECES; k++)
-                copy16<false>(shared_address(&s.streams[i][k * MIXERS + thread]), streams + i * HIDDEN + k * MIXERS * 8);
-        if (thread < SLICES * SUMS / 4) copy16<false>(shared_address((float4*)s.sums + thread), sums + (size_t)token * SLICES * SUMS + thread * 4);
+                copy16(shared_address(&s.streams[i][k * MIXERS + thread]), streams + i * HIDDEN + k * MIXERS * 8);
+        if (thread < SLICES * SUMS / 4) copy16(shared_address((float4*)s.sums + thread), sums + (size_t)token * SLICES * SUMS + thread * 4);
     }
 
     __device__ __forceinline__ void run() {

@@ -210,10 +210,10 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
 
 
 @pytest.mark.parametrize("op", ["mhc_seam", "mhc_pre"])
-@pytest.mark.parametrize("more", [{"unit": 4}, {"fn": 1}, {"unit": 4, "fn": 1, "early": 2, "hints": 1}])
+@pytest.mark.parametrize("more", [{"unit": 4}, {"fn": 1}, {"wide": 1}, {"unit": 4, "fn": 1, "early": 2, "wide": 1}])
 def test_how_the_work_is_cut_leaves_the_bits_alone(emulated, op, more):
-    if op == "mhc_pre":  # its streams are read twice, so they have no hint
-        more = {name: value for name, value in more.items() if name != "hints"}
+    if op == "mhc_pre":  # it writes no streams
+        more = {name: value for name, value in more.items() if name != "wide"}
     a = acts(16 * 3 + 5)
     plain = computed(op, partial(kernels.OPERATIONS[op], groups=1), a)
     cut = computed(op, partial(kernels.OPERATIONS[op], groups=1, **more), a)
@@ -237,13 +237,13 @@ def test_tiles_of_a_block_leave_the_bits_alone(emulated, op, tiles):
 
 @pytest.mark.parametrize("more", [{"unit": 16}, {"unit": 0}, {"fn": 2}, {"fn": -1}])
 def test_another_cut_of_the_rows_is_named(emulated, more):
-    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, hints 0, unit"):
+    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, wide 0, unit"):
         kernels.seam(*four(acts(1)), WEIGHTS["weights"], groups=1, **more)
 
 
-def test_pre_has_no_hints(emulated):
-    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, hints 1"):
-        kernels.pre(acts(1)["residual"], WEIGHTS["weights"], groups=1, hints=1)
+def test_pre_writes_no_streams_wide(emulated):
+    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, wide 1"):
+        kernels.pre(acts(1)["residual"], WEIGHTS["weights"], groups=1, wide=1)
 
 
 def test_no_tiles_is_named(emulated):

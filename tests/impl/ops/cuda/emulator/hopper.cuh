@@ -91,14 +91,17 @@ inline void fetch(void* place, const void* from, uint32_t bytes, uint64_t* barri
 
 inline uint32_t shared_address(const void* p) { return (uint32_t)((const char*)p - emulator::now->block->base()); }
 // At once, or as late as it may be.
-template <bool LAST>
-void copy16(uint32_t address, const void* from, bool wanted = true) {
+inline void copy16(uint32_t address, const void* from, bool wanted = true) {
     if (!wanted) return;
     char* place = emulator::now->block->base() + address;
     if ((uintptr_t)place % 16 || (uintptr_t)from % 16) fprintf(stderr, "emulator: a copy off 16 bytes\n"), abort();
     static std::mt19937_64 random(7);
     if (random() & 1) memcpy(place, from, 16);
     else emulator::now->copies.push_back({place, (const char*)from});
+}
+inline void store16_kept(__nv_bfloat16* p, const uint4& v) {
+    if ((uintptr_t)p % 16) fprintf(stderr, "emulator: a store off 16 bytes\n"), abort();
+    memcpy(p, &v, 16);
 }
 inline void wait_copies() {
     for (auto& copy : emulator::now->copies) memcpy(copy.place, copy.from, 16);
