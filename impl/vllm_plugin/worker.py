@@ -60,7 +60,7 @@ class Report:
     def pages_allocated(self, kv_cache_config: Any) -> None:
         """After pages and attention metadata exist: what else stays allocated beside the pages.
 
-        In requested bytes: the allocator rounds the pages' one block up by as much as 1 MiB, which differs with their number.
+        As asked for: the allocator rounds the one block of the pages up, by up to 1 MiB, not alike for every number.
         """
         kv_bytes = _storage_bytes(_flat(getattr(self.worker.model_runner, "kv_caches", ())))
         allocated = _requested(self.worker.device)

@@ -47,9 +47,9 @@ struct Block {
             const __nv_bfloat16* residual = a.residual + (size_t)token * STREAMS * HIDDEN + column;
 #pragma unroll
             for (int k = 0; k < G; k++) {
-                if (MODE != PRE) in_y[h][k] = live ? load16(y + 32 * k) : zero;
+                if (MODE != PRE) in_y[h][k] = live ? ::load<CUT::READ>(y + 32 * k) : zero;
 #pragma unroll
-                for (int i = 0; i < STREAMS; i++) in_r[h][k][i] = live ? load16(residual + i * HIDDEN + 32 * k) : zero;
+                for (int i = 0; i < STREAMS; i++) in_r[h][k][i] = live ? ::load<CUT::READ>(residual + i * HIDDEN + 32 * k) : zero;
             }
         }
     }
@@ -391,24 +391,29 @@ static int launch(const Args& a, cudaStream_t stream) {
     return cudaLaunchKernelEx(&config, kernel, a);
 }
 
-// Returns a cudaError_t; -1 for a cut that was not compiled.
-extern "C" int mhc_launch(int mode, int cluster, int warps, int chains, int blocks, const Args* a, void* stream) {
+// hint: how old streams and y are read, a number of `Hint`. Returns a cudaError_t; -1 for a cut that was not compiled.
+extern "C" int mhc_launch(int mode, int cluster, int warps, int chains, int blocks, int hint, const Args* a, void* stream) {
     cudaStream_t on = (cudaStream_t)stream;
     const bool mean = a->mean != nullptr;
-#define SAME(C, W, K, R) (cluster == C && warps == W && chains == K && blocks == R)
-#define PICK_SEAM(C, W, K)                                                                 \
-    if (SAME(C, W, K, 1) && mode == SEAM) return launch<Cut<SEAM, C, W, K, 1>, false>(*a, on); \
-    if (SAME(C, W, K, 1) && mode == PRE) return launch<Cut<PRE, C, W, K, 1>, false>(*a, on);
-#define PICK_HEAD(C, W, K, R)                                                                \
-    if (SAME(C, W, K, R) && mode == HEAD)                                                    \
-        return mean ? launch<Cut<HEAD, C, W, K, R>, true>(*a, on) : launch<Cut<HEAD, C, W, K, R>, false>(*a, on);
+#define SAME(C, W, K, R, HINT) (cluster == C && warps == W && chains == K && blocks == R && hint == HINT)
+#define PICK_SEAM(C, W, K)                                                                            \
+    if (SAME(C, W, K, 1, STREAMING) && mode == SEAM) return launch<Cut<SEAM, C, W, K, 1>, false>(*a, on); \
+    if (SAME(C, W, K, 1, STREAMING) && mode == PRE) return launch<Cut<PRE, C, W, K, 1>, false>(*a, on);
+#define PICK_HEAD(C, W, K, R, HINT)                                                                                      \
+    if (SAME(C, W, K, R, HINT) && mode == HEAD)                                                                          \
+        return mean ? launch<Cut<HEAD, C, W, K, R, HINT>, true>(*a, on) : launch<Cut<HEAD, C, W, K, R, HINT>, false>(*a, on);
     PICK_SEAM(8, 8, 1)
     PICK_SEAM(8, 16, 1)
     PICK_SEAM(16, 8, 2)
-    PICK_HEAD(8, 8, 1, 1)
-    PICK_HEAD(8, 16, 1, 1)
-    PICK_HEAD(16, 8, 2, 1)
-    PICK_HEAD(16, 8, 1, 2)
+    PICK_HEAD(8, 8, 1, 1, STREAMING)
+    PICK_HEAD(8, 8, 1, 1, PLAIN)
+    PICK_HEAD(8, 8, 1, 1, NO_ALLOCATE)
+    PICK_HEAD(8, 16, 1, 1, STREAMING)
+    PICK_HEAD(8, 16, 1, 1, PLAIN)
+    PICK_HEAD(8, 16, 1, 1, NO_ALLOCATE)
+    PICK_HEAD(16, 8, 2, 1, STREAMING)
+    PICK_HEAD(16, 8, 1, 2, STREAMING)
+    PICK_HEAD(16, 8, 1, 2, PLAIN)
     return -1;
 }
 

@@ -51,9 +51,9 @@ def seam(
 
     tuning: `splits` of the columns for few tokens, and `tiles` of 16 that a block goes through; `groups` of 16
     multiprocessors that make streams for many, while the others finish rows, with `early` (2: fn is read while the
-    kernel in front still ends, which must not write it), `wide` (1: new streams are written by whole lines;
-    the seam's alone), `unit` (8 or 4: tokens of a block that finishes rows) and `fn` (1: fn is read in front of the
-    first tiles); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters.
+    kernel in front still ends, which must not write it), `unit` (8 or 4: tokens of a block that finishes rows) and
+    `fn` (1: fn is read in front of the first tiles); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many
+    by clusters, whose heads have a `hint` as well: a number of HINTS.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -110,11 +110,11 @@ def _launch(
     mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
     if "groups" in tuning:
-        name, cut = "mhc_many", {"groups": 7, "early": 0, "wide": 0, "unit": 8, "fn": 0}
+        name, cut = "mhc_many", {"groups": 7, "early": 0, "unit": 8, "fn": 0}
     elif "splits" in tuning or (not tuning and residual.shape[0] <= FEW):
         name, cut = "mhc_few", {"splits": SPLITS, "tiles": 1}
     else:
-        name, cut = "mhc", {"cluster": 8, "warps": 16 if mode == HEAD else 8, "chains": 1, "blocks": 1}
+        name, cut = "mhc", {"cluster": 8, "warps": 16 if mode == HEAD else 8, "chains": 1, "blocks": 1, "hint": 0}
     unknown = sorted(set(tuning) - set(cut))
     if unknown:
         raise ValueError(f"unknown tuning {unknown[0]}={tuning[unknown[0]]}: known are {', '.join(cut)}")
@@ -240,14 +240,14 @@ _MANY: list[dict[str, Any]] = [
     {"groups": 7, "early": 1, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "unit": 4},
     {"groups": 7, "early": 2, "fn": 1}, {"groups": 7, "early": 2}, {"groups": 7}, {"groups": 6},
 ]  # fmt: skip
-_WIDE: list[dict[str, Any]] = [
-    {"groups": 7, "unit": 4, "fn": 1, "wide": 1}, {"groups": 7, "early": 2, "unit": 4, "fn": 1, "wide": 1},
-    {"groups": 7, "early": 1, "unit": 4, "fn": 1, "wide": 1},
+_HEAD: list[dict[str, Any]] = [
+    *_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2},
+    {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2, "hint": 1},
+    *({"cluster": 8, "warps": warps, "chains": 1, "hint": hint} for warps in (8, 16) for hint in (1, 2)),
 ]  # fmt: skip
-_HEAD: list[dict[str, Any]] = [*_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2}]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "mhc_seam": [*_MANY, *_WIDE, *_SEAM, *_FEW],
+    "mhc_seam": [*_MANY, *_SEAM, *_FEW],
     "mhc_post_head": [*_HEAD, *_FEW],
     "mhc_post_mean_head": [*_HEAD, *_FEW],
     "mhc_post_mean": _POST,

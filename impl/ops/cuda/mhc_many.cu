@@ -18,14 +18,11 @@ constexpr int TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of
 constexpr int ROWS = (STREAMS + 1) * TILE;     // of a tile: four streams, then y
 constexpr int TEAMS = 3, THREADS = TEAMS * TEAM;
 
-// WIDE: new streams go through shared memory, from where they are written by whole lines. Only the seam's: PRE writes none.
 // FN_FIRST: fn is read, more of it at once, before the first tiles are asked for, which else take the bandwidth in front of it.
-template <Mode M, bool WIDE_, bool FN_FIRST_>
+template <Mode M, bool FN_FIRST_>
 struct Sliced {
     static constexpr Mode MODE = M;
     static constexpr bool FN_FIRST = FN_FIRST_;
-    static constexpr bool WIDE = WIDE_;
-    static_assert(!WIDE || M == SEAM);
     static constexpr int OUTPUTS = outputs(M), GROUPS = COLUMNS / 32, WARPS = THREADS / 32, CHAINS = 1;
 };
 
@@ -125,28 +122,12 @@ struct Maker {
         }
     }
 
-    // In the place of the old ones, which only this lane reads, or to memory.
     __device__ __forceinline__ void write(const uint32_t (&v)[STREAMS][4], int h, int first, int group) {
-        const int t = token(h), at = piece_at(t, group * 4 + quad);
-        if (MODE == PRE || (!CUT::WIDE && first + t >= a.tokens)) return;
-        __nv_bfloat16* out = a.residual_out + (size_t)(first + t) * STREAMS * HIDDEN + columns + group * 32 + quad * 8;
+        const int token = first + this->token(h);
+        if (MODE == PRE || token >= a.tokens) return;
+        __nv_bfloat16* out = a.residual_out + (size_t)token * STREAMS * HIDDEN + columns + group * 32 + quad * 8;
 #pragma unroll
-        for (int j = 0; j < STREAMS; j++) {
-            const uint4 piece = make_uint4(v[j][0], v[j][1], v[j][2], v[j][3]);
-            if (CUT::WIDE) s.tile[team][warp][j * TILE + t][at] = piece;
-            else store16_kept(out + j * HIDDEN, piece);
-        }
-    }
-
-    // The warp's columns of the tile's new streams by whole lines, 8 lanes a row.
-    __device__ __forceinline__ void write_rows(int first) {
-        const int row = lane >> 3, piece = lane & 7, left = a.tokens - first - row;
-        __nv_bfloat16* out = a.residual_out + (size_t)(first + row) * STREAMS * HIDDEN + columns + piece * 8;
-#pragma unroll
-        for (int j = 0; j < STREAMS; j++)
-#pragma unroll
-            for (int t = 0; t < TILE; t += 4)
-                if (t < left) store16_kept(out + (t * STREAMS + j) * HIDDEN, s.tile[team][warp][j * TILE + t + row][piece_at(t + row, piece)]);
+        for (int j = 0; j < STREAMS; j++) store16_kept(out + j * HIDDEN, make_uint4(v[j][0], v[j][1], v[j][2], v[j][3]));
     }
 
     // The same number as one of its own for the compiler, which else copies the four of a product anew for every product.
@@ -191,10 +172,6 @@ struct Maker {
             }
             if (group == WIDTH / 32 - 1) {
                 __syncwarp();  // all lanes have read their rows
-                if (CUT::WIDE) {
-                    write_rows(first);
-                    __syncwarp();
-                }
                 if (next >= 0) ask_streams(next);
             }
             add_products(d, e, v, warp * (WIDTH / 32) + group);
@@ -319,26 +296,25 @@ static cudaError_t launch(const Args& a, int groups, int early, float* sums, cud
     return cudaLaunchKernelEx(&config, rows, a, (const float*)sums, (const int*)finished, early > 1);
 }
 
-template <Mode M, bool WIDE>
+template <Mode M>
 static cudaError_t launch_by(const Args& a, int groups, int early, int unit, int fn, float* sums, cudaStream_t stream) {
-    if (fn && unit == 4) return launch<Sliced<M, WIDE, true>, 4>(a, groups, early, sums, stream);
-    if (fn) return launch<Sliced<M, WIDE, true>, 8>(a, groups, early, sums, stream);
-    if (unit == 4) return launch<Sliced<M, WIDE, false>, 4>(a, groups, early, sums, stream);
-    return launch<Sliced<M, WIDE, false>, 8>(a, groups, early, sums, stream);
+    if (fn && unit == 4) return launch<Sliced<M, true>, 4>(a, groups, early, sums, stream);
+    if (fn) return launch<Sliced<M, true>, 8>(a, groups, early, sums, stream);
+    if (unit == 4) return launch<Sliced<M, false>, 4>(a, groups, early, sums, stream);
+    return launch<Sliced<M, false>, 8>(a, groups, early, sums, stream);
 }
 
 // groups: blocks of a slice, which go through the tiles side by side; 16 times as many multiprocessors are the first
 // kernel's. early: the first kernel begins with fn while the counts are being cleared (1), or while the kernel in front
-// ends (2: fn must not be written by anything that has not ended). wide: 0, or 1 for the seam. unit: tokens that a block of the
+// ends (2: fn must not be written by anything that has not ended). unit: tokens that a block of the
 // second kernel finishes, 8 or 4. fn: 1 reads fn in front of the first tiles. sums: fp32 [tokens, 16, 32], and behind them an
 // int a tile of 16 tokens. Returns a cudaError_t; -1 for what was not compiled.
-extern "C" int mhc_many_launch(int mode, int groups, int early, int wide, int unit, int fn, const Args* a, float* sums, void* stream) {
+extern "C" int mhc_many_launch(int mode, int groups, int early, int unit, int fn, const Args* a, float* sums, void* stream) {
     cudaStream_t on = (cudaStream_t)stream;
-    if (groups < 1 || early < 0 || early > 2 || wide < 0 || wide > 1) return -1;
+    if (groups < 1 || early < 0 || early > 2) return -1;
     if ((unit != 4 && unit != 8) || fn < 0 || fn > 1) return -1;
-    if (mode == SEAM && wide) return launch_by<SEAM, true>(*a, groups, early, unit, fn, sums, on);
-    if (mode == SEAM) return launch_by<SEAM, false>(*a, groups, early, unit, fn, sums, on);
-    if (mode == PRE && !wide) return launch_by<PRE, false>(*a, groups, early, unit, fn, sums, on);
+    if (mode == SEAM) return launch_by<SEAM>(*a, groups, early, unit, fn, sums, on);
+    if (mode == PRE) return launch_by<PRE>(*a, groups, early, unit, fn, sums, on);
     return -1;
 }
 

@@ -30,9 +30,11 @@ extern "C" int mhc_args_bytes() { return sizeof(Args); }
 __host__ __device__ constexpr int outputs(Mode mode) { return mode == HEAD ? 8 : 24; }  // rows of fn, in tiles of 8
 
 // How a kernel is cut: blocks of a cluster, warps of a chain, chains of a block (each on its own tiles), blocks of an SM.
-template <Mode M, int CLUSTER_, int WARPS_, int CHAINS_, int RESIDENT_>
+// READ: how old streams and y go past the caches.
+template <Mode M, int CLUSTER_, int WARPS_, int CHAINS_, int RESIDENT_, Hint READ_ = STREAMING>
 struct Cut {
     static constexpr Mode MODE = M;
+    static constexpr Hint READ = READ_;
     static constexpr int CLUSTER = CLUSTER_, WARPS = WARPS_, CHAINS = CHAINS_, RESIDENT = RESIDENT_;
     static constexpr int COLUMNS = HIDDEN / CLUSTER, GROUPS = COLUMNS / 32, G = GROUPS / WARPS;  // 32 columns a group
     static constexpr int OUTPUTS = outputs(MODE), OWNED = TILE / CLUSTER;  // tokens of a tile whose Sinkhorn is here

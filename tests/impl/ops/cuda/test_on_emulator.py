@@ -143,7 +143,8 @@ def test_an_output_a_token_beside_its_input_is_refused(emulated):
         kernels.seam(whole[:2], a["y"], a["post"], a["comb"], WEIGHTS["weights"], residual_out=whole[1:], splits=64)
 
 
-HEADS = [{"splits": 64}, {"splits": 128}, {"cluster": 8, "warps": 8, "chains": 1}]
+HINTS = [{"cluster": 8, "warps": 8, "chains": 1, "hint": hint} for hint in kernels.HINTS.values()]
+HEADS = [{"splits": 64}, {"splits": 128}, *HINTS]
 
 
 @pytest.mark.parametrize("variant", HEADS)
@@ -210,10 +211,8 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
 
 
 @pytest.mark.parametrize("op", ["mhc_seam", "mhc_pre"])
-@pytest.mark.parametrize("more", [{"unit": 4}, {"fn": 1}, {"wide": 1}, {"unit": 4, "fn": 1, "early": 2, "wide": 1}])
+@pytest.mark.parametrize("more", [{"unit": 4}, {"fn": 1}, {"unit": 4, "fn": 1, "early": 2}])
 def test_how_the_work_is_cut_leaves_the_bits_alone(emulated, op, more):
-    if op == "mhc_pre":  # it writes no streams
-        more = {name: value for name, value in more.items() if name != "wide"}
     a = acts(16 * 3 + 5)
     plain = computed(op, partial(kernels.OPERATIONS[op], groups=1), a)
     cut = computed(op, partial(kernels.OPERATIONS[op], groups=1, **more), a)
@@ -237,13 +236,8 @@ def test_tiles_of_a_block_leave_the_bits_alone(emulated, op, tiles):
 
 @pytest.mark.parametrize("more", [{"unit": 16}, {"unit": 0}, {"fn": 2}, {"fn": -1}])
 def test_another_cut_of_the_rows_is_named(emulated, more):
-    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, wide 0, unit"):
+    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, unit"):
         kernels.seam(*four(acts(1)), WEIGHTS["weights"], groups=1, **more)
-
-
-def test_pre_writes_no_streams_wide(emulated):
-    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, wide 1"):
-        kernels.pre(acts(1)["residual"], WEIGHTS["weights"], groups=1, wide=1)
 
 
 def test_no_tiles_is_named(emulated):
@@ -254,5 +248,7 @@ def test_no_tiles_is_named(emulated):
 def test_what_was_not_compiled_is_named(emulated):
     with pytest.raises(RuntimeError, match=r"mhc\.cu: no kernel of cluster 4, warps 8"):
         kernels.seam(*four(acts(1)), WEIGHTS["weights"], cluster=4)
+    with pytest.raises(RuntimeError, match=r"mhc\.cu: no kernel of cluster 8, warps 8, chains 1, blocks 1, hint 1"):
+        kernels.seam(*four(acts(1)), WEIGHTS["weights"], cluster=8, hint=1)  # the heads' alone
     with pytest.raises(RuntimeError, match=r"mhc_few\.cu: no kernel of splits 3"):
         kernels.pre(acts(1)["residual"], WEIGHTS["weights"], splits=3)

@@ -3,7 +3,6 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-inline uint4 load16(const __nv_bfloat16* p) { return *(const uint4*)p; }
 inline uint4 load16_cached(const __nv_bfloat16* p) { return *(const uint4*)p; }
 inline uint4 load16_fresh(const __nv_bfloat16* p) { return *(const uint4*)p; }
 inline float load_fresh(const float* p) { return *p; }
