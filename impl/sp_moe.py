@@ -6,7 +6,8 @@ place asks the model instead of DP. Flipping the gate flips `pad_shared_expert` 
 shared expert's weights are loaded: what broke a deployment. Source: source_pr.md section 7, vllm_hooks.md 4.11.
 
 How wide a padded share is (whole quantization blocks), and that an unpadded one is the whole expert, is our model of
-what the source says in words; no engine with expert parallelism has been measured.
+what the source says in words; vLLM with expert parallelism was booted to its profile only, where it acts on nothing
+(results/h200, `vllm-tp2`).
 """
 
 from __future__ import annotations
