@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -136,6 +137,8 @@ __device__ __forceinline__ void copy16(uint32_t place, const void* from, bool wa
                  ::"r"(place), "l"(from), "r"((int)wanted) : "memory");
 }
 
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 constexpr uint64_t GIVEN_UP_LAST = 0x14F0000000000000;  // what createpolicy.fractional.L2::evict_last makes of 1.0
 
 // 16 bytes that another kernel reads soon: the second-level cache gives up what was only read before these.
@@ -144,7 +147,49 @@ __device__ __forceinline__ void store16_kept(__nv_bfloat16* p, const uint4& v) {
                  ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(GIVEN_UP_LAST) : "memory");
 }
 
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// A box of COLUMNS_OF_BOX columns, 16 tokens and all streams between memory and shared memory, one instruction a box. In shared
+// memory a row of a box has 128 bytes, rows of one stream lie together, and a row's pieces of 16 bytes are swapped by the
+// row's number (`piece_at`), so that boxes begin at multiples of 1,024 bytes.
+constexpr int COLUMNS_OF_BOX = 64;
+using BoxMap = CUtensorMap;
+
+// The map of bf16 [tokens, streams, hidden]: tokens beyond are read as 0 and not written.
+inline cudaError_t make_box_map(BoxMap* map, const void* from, int tokens, int streams, int hidden) {
+    static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+    if (encode == nullptr) {
+        cudaDriverEntryPointQueryResult found;
+        const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&encode, 12000, cudaEnableDefault, &found);
+        if (error != cudaSuccess) return error;
+        if (found != cudaDriverEntryPointSuccess) return encode = nullptr, cudaErrorNotSupported;
+    }
+    const cuuint64_t sizes[3] = {(cuuint64_t)hidden, (cuuint64_t)tokens, (cuuint64_t)streams};
+    const cuuint64_t strides[2] = {(cuuint64_t)streams * hidden * 2, (cuuint64_t)hidden * 2};
+    const cuuint32_t box[3] = {COLUMNS_OF_BOX, 16, (cuuint32_t)streams}, steps[3] = {1, 1, 1};
+    const CUresult done = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(from), sizes, strides, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return done == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+__device__ __forceinline__ void fetch_box(void* place, const BoxMap& map, int column, int token, uint64_t* barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, 0}], [%4];"
+                 ::"r"(shared_address(place)), "l"(&map), "r"(column), "r"(token), "r"(shared_address(barrier)) : "memory");
+}
+
+// As store16_kept: what another kernel reads soon. A group of its own for wait_boxes.
+__device__ __forceinline__ void store_box_kept(const BoxMap& map, const void* place, int column, int token) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, 0}], [%3], %4;\n"
+                 "cp.async.bulk.commit_group;"
+                 ::"l"(&map), "r"(column), "r"(token), "r"(shared_address(place)), "l"(GIVEN_UP_LAST) : "memory");
+}
+
+// Until this thread's stores have read their shared memory; until all but the last LEFT of them have been written.
+__device__ __forceinline__ void wait_boxes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_boxes() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+// What this thread has written to shared memory is seen by the copy engine afterwards.
+__device__ __forceinline__ void show_to_boxes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A count in global memory between blocks: who has seen it sees all that was written before it was raised.
 __device__ __forceinline__ void count_up(int* count) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory"); }
@@ -171,7 +216,7 @@ __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontr
 __device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 __device__ __forceinline__ char* dynamic_shared() {
-    extern __shared__ __align__(16) char raw[];
+    extern __shared__ __align__(1024) char raw[];
     return raw;
 }
 

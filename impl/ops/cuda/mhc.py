@@ -52,7 +52,7 @@ def seam(
     tuning: `splits` of the columns for few tokens, and `tiles` of 16 that a block goes through; `groups` of 16
     multiprocessors that make streams for many, while the others finish rows, with `early` (2: fn is read while the
     kernel in front still ends, which must not write it), `unit` (8 or 4: tokens of a block that finishes rows) and
-    `fn` (1: fn is read in front of the first tiles); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many
+    `fn` (1: fn is read in front of the first tiles) and `boxes` (1, with `fn`: tiles move by the copy engine); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many
     by clusters, whose heads have a `hint` as well: a number of HINTS.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
@@ -110,7 +110,7 @@ def _launch(
     mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
     if "groups" in tuning:
-        name, cut = "mhc_many", {"groups": 7, "early": 0, "unit": 8, "fn": 0}
+        name, cut = "mhc_many", {"groups": 7, "early": 0, "unit": 8, "fn": 0, "boxes": 0}
     elif "splits" in tuning or (not tuning and residual.shape[0] <= FEW):
         name, cut = "mhc_few", {"splits": SPLITS, "tiles": 1}
     else:
@@ -239,6 +239,7 @@ _MANY: list[dict[str, Any]] = [
     {"groups": 7, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "unit": 4, "fn": 1},
     {"groups": 7, "early": 1, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "unit": 4},
     {"groups": 7, "early": 2, "fn": 1}, {"groups": 7, "early": 2}, {"groups": 7}, {"groups": 6},
+    {"groups": 7, "early": 2, "unit": 4, "fn": 1, "boxes": 1}, {"groups": 7, "unit": 4, "fn": 1, "boxes": 1},
 ]  # fmt: skip
 _HEAD: list[dict[str, Any]] = [
     *_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2},

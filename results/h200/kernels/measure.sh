@@ -34,7 +34,7 @@ sanitize() { # TOOL: a few tokens of every CUDA kernel, and a whole tile and a p
             compute-sanitizer --tool "$1" --error-exitcode 9 "$python" -m impl.bench.one --op $op --tokens $tokens --calls 1 || return
         done
     done
-    (points; for more in '{"groups":5}' '{"splits":128,"tiles":4}' '{"groups":7,"early":2,"unit":4,"fn":1}' '{"groups":7,"unit":4,"fn":1}'; do
+    (points; for more in '{"groups":5}' '{"splits":128,"tiles":4}' '{"groups":7,"early":2,"unit":4,"fn":1}' '{"groups":7,"unit":4,"fn":1}' '{"groups":7,"unit":4,"fn":1,"boxes":1}'; do
         echo "mhc_seam $more"
         echo "mhc_pre $more"
     done) | while read -r op point; do

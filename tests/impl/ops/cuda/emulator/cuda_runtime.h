@@ -21,6 +21,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) alignas(n)
 #define __shared__ static  // of kernels that run a block at a time
 #define INFINITY __builtin_inff()
@@ -55,7 +56,8 @@ struct Block {
     std::vector<char> shared;
     Meeting barriers[16];
     std::vector<Warp> warps;
-    char* base() { return (char*)(((uintptr_t)shared.data() + 127) & ~(uintptr_t)127); }
+    std::vector<std::pair<void*, std::function<void()>>> boxes;  // on their way, with their barrier
+    char* base() { return (char*)(((uintptr_t)shared.data() + 1023) & ~(uintptr_t)1023); }
 };
 
 struct Copy {  // on its way
@@ -63,8 +65,15 @@ struct Copy {  // on its way
     const char* from;
 };
 
+struct Store {  // of a box on its way: from shared memory until it has been read, then from here
+    std::function<void(std::vector<char>&)> read;
+    std::function<void(const std::vector<char>&)> write;
+    std::vector<char> bytes;
+};
+
 struct Thread {
     std::vector<Copy> copies;
+    std::vector<Store> stores;
     ucontext_t context;
     std::vector<char> stack;
     Block* block;
@@ -158,7 +167,7 @@ inline Cluster make_cluster(int size, dim3 first, dim3 grid, dim3 block_size, si
         auto block = std::make_unique<Block>();
         block->rank = rank;
         block->index = first, block->index.x += rank;
-        block->shared.assign(shared + 128, (char)0xff);  // NaN until written
+        block->shared.assign(shared + 1024, (char)0xff);  // NaN until written
         block->warps.resize((block_size.x + 31) / 32);
         for (unsigned i = 0; i < block_size.x; i++) {
             auto thread = std::make_unique<Thread>();

@@ -66,8 +66,23 @@ inline void barrier_expect(uint64_t* barrier, uint32_t bytes) {
     c.arrived = 1, c.bytes += (int32_t)bytes;
     settle(c);
 }
+inline bool sometimes() {
+    static std::mt19937_64 random(11);
+    return random() & 1;
+}
+// Boxes of a barrier come, one after the other, while somebody looks.
 inline void barrier_wait(uint64_t* barrier, uint32_t phase) {
-    emulator::wait_for("bytes of its barrier", [&] { return (uint32_t)count(barrier).phase != phase; });
+    emulator::wait_for("bytes of its barrier", [&] {
+        auto& boxes = emulator::now->block->boxes;
+        for (size_t i = 0; i < boxes.size(); i++)
+            if (boxes[i].first == barrier && sometimes()) {
+                auto come = boxes[i].second;
+                boxes.erase(boxes.begin() + i);
+                come();
+                break;
+            }
+        return (uint32_t)count(barrier).phase != phase;
+    });
 }
 
 template <class T>
@@ -106,6 +121,70 @@ inline void wait_copies() {
     for (auto& copy : emulator::now->copies) memcpy(copy.place, copy.from, 16);
     emulator::now->copies.clear();
 }
+
+constexpr int COLUMNS_OF_BOX = 64;
+struct BoxMap {
+    char* base;
+    int tokens, streams, hidden;
+    // Memory and place in a box of every piece of 16 bytes; no memory for tokens beyond.
+    template <class Visit>
+    void pieces(int column, int token, Visit visit) const {
+        for (int i = 0; i < streams; i++)
+            for (int t = 0; t < 16; t++)
+                for (int piece = 0; piece < 8; piece++) {
+                    const int row = i * 16 + t;
+                    char* memory = base + (((size_t)(token + t) * streams + i) * hidden + column + piece * 8) * 2;
+                    visit(token + t < tokens ? memory : nullptr, row * 128 + (piece ^ (row & 7)) * 16);
+                }
+    }
+};
+inline cudaError_t make_box_map(BoxMap* map, const void* from, int tokens, int streams, int hidden) {
+    *map = {(char*)from, tokens, streams, hidden};
+    return cudaSuccess;
+}
+inline void check_box(const void* place, int column) {
+    if (((const char*)place - emulator::now->block->base()) % 1024 || column % 8) fprintf(stderr, "emulator: a box off its places\n"), abort();
+}
+inline void fetch_box(void* place, const BoxMap& map, int column, int token, uint64_t* barrier) {
+    check_box(place, column);
+    const BoxMap kept = map;
+    emulator::now->block->boxes.push_back({barrier, [=] {
+        kept.pieces(column, token, [&](char* memory, int at) {
+            memory ? memcpy((char*)place + at, memory, 16) : memset((char*)place + at, 0, 16);
+            count(barrier).bytes -= 16;
+        });
+        settle(count(barrier));
+    }});
+}
+inline void read_box(emulator::Store& store) {
+    if (store.bytes.empty()) store.read(store.bytes);
+}
+inline void store_box_kept(const BoxMap& map, const void* place, int column, int token) {
+    check_box(place, column);
+    const BoxMap kept = map;
+    const size_t bytes = (size_t)map.streams * 16 * 128;
+    emulator::now->stores.push_back({
+        [=](std::vector<char>& to) { to.assign((const char*)place, (const char*)place + bytes); },
+        [=](const std::vector<char>& from) {
+            kept.pieces(column, token, [&](char* memory, int at) {
+                if (memory) memcpy(memory, from.data() + at, 16);
+            });
+        }, {}});
+    if (sometimes()) read_box(emulator::now->stores.back());
+}
+inline void wait_boxes_read() {
+    for (auto& store : emulator::now->stores) read_box(store);
+}
+template <int LEFT>
+void wait_boxes() {
+    auto& stores = emulator::now->stores;
+    while (stores.size() > LEFT) {
+        read_box(stores.front());
+        stores.front().write(stores.front().bytes);
+        stores.erase(stores.begin());
+    }
+}
+inline void show_to_boxes() {}
 
 inline void count_up(int* count) { ++*count; }
 inline void wait_count(const int* count, int wanted) {
