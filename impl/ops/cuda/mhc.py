@@ -51,9 +51,10 @@ def seam(
 
     tuning: `splits` of the columns for few tokens, and `tiles` of 16 that a block goes through; `groups` of 16
     multiprocessors that make streams for many, while the others finish rows, with `early` (2: fn is read while the
-    kernel in front still ends, which must not write it), `unit` (8 or 4: tokens of a block that finishes rows) and
-    `fn` (1: fn is read in front of the first tiles) and `boxes` (1, with `fn`: tiles move by the copy engine); or `cluster`, `warps`, `chains` and `blocks` (of an SM) for many
-    by clusters, whose heads have a `hint` as well: a number of HINTS.
+    kernel in front still ends, which must not write it), `unit` (8 or 4: tokens of a block that finishes rows),
+    `fn` (1: fn is read in front of the first tiles) and `boxes` (1, with `fn`: tiles move by the copy engine); or
+    `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters, whose heads have a `hint` as well: a
+    number of HINTS.
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out

@@ -211,7 +211,9 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
 
 
 @pytest.mark.parametrize("op", ["mhc_seam", "mhc_pre"])
-@pytest.mark.parametrize("more", [{"unit": 4}, {"fn": 1}, {"unit": 4, "fn": 1, "early": 2}, {"fn": 1, "boxes": 1, "unit": 4}])
+@pytest.mark.parametrize(
+    "more", [{"unit": 4}, {"fn": 1}, {"unit": 4, "fn": 1, "early": 2}, {"unit": 4, "fn": 1, "boxes": 1}]
+)
 def test_how_the_work_is_cut_leaves_the_bits_alone(emulated, op, more):
     a = acts(16 * 3 + 5)
     plain = computed(op, partial(kernels.OPERATIONS[op], groups=1), a)
