@@ -49,6 +49,10 @@ def figure(boots: Sequence[Sequence[Observation]], kind: str, unit: str) -> Meas
         counts = [o.raw for seen in boots for o in seen if o.raw is not None and len(o.raw) == 2]
         above, below = sum(raw[0] for raw in counts), sum(raw[1] for raw in counts)
         return Measured(above / below, unit, n, f"all counts of {plural}") if below else None
-    numbers = [[float(o.value) for o in seen if isinstance(o.value, int | float)] for seen in boots]
-    smallest = [min(values) for values in numbers if values]
-    return Measured(median(smallest), unit, n, f"median of {plural}") if smallest else None
+    smallest = []
+    for seen in boots:
+        values = [float(o.value) for o in seen if isinstance(o.value, int | float)]
+        if values and len(values) == len(seen):  # a rank that does not know may be the smallest
+            smallest.append(min(values))
+    plural = f"{len(smallest)} boot{'' if len(smallest) == 1 else 's'}"
+    return Measured(median(smallest), unit, len(smallest), f"median of {plural}") if smallest else None

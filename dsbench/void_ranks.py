@@ -29,11 +29,15 @@ def ranks_due(plan: Plan, boot: BootEvidence) -> list[int]:
     An engine that writes nothing itself is known by its log alone: then the ranks that were seen are all there are.
     """
     seen = {*boot.conditions, *boot.markers, *boot.kv_profiles}
-    if any("log" in str(values.get("source", "")) for values in boot.conditions.values()):
+    if _known_by_log(boot):
         return sorted(seen)
     sizes = [_world(values) for values in boot.conditions.values()]
     named = len([rank for rank in plan.rig.ranks if rank.conditions]) if plan.rig else 0
     return sorted({*seen, *range(max([*sizes, named], default=0))})
+
+
+def _known_by_log(boot: BootEvidence) -> bool:
+    return any("log" in str(values.get("source", "")) for values in boot.conditions.values())
 
 
 def _world(values: dict[str, Any]) -> int:
@@ -42,7 +46,11 @@ def _world(values: dict[str, Any]) -> int:
 
 
 def ranks_speak(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
-    """No rank is silent where others of its engine speak: what it did is unknown."""
+    """No rank is silent where others of its engine speak: what it did is unknown.
+
+    Markers are due in the baseline too, where they say that no optimized branch was taken.
+    """
+    marked = any(boot.markers for boot in boots)
     silent: dict[tuple[str, int], list[int]] = defaultdict(list)
     of_arm: dict[str, set[int]] = defaultdict(set)
     for boot in boots:
@@ -51,6 +59,8 @@ def ranks_speak(plan: Plan, boots: Boots) -> Iterator[VoidReason]:
         written = [("conditions", set(boot.conditions))] if boot.conditions else []
         if plan.probes.kv is not None and boot.kv_profiles:
             written.append(("KV profile", set(boot.kv_profiles)))
+        if marked and boot.conditions and not _known_by_log(boot):
+            written.append(("markers", set(boot.markers)))
         for what, ranks in written:
             for rank in sorted(of_arm[boot.planned.arm] - ranks):
                 silent[what, rank].append(boot.number)

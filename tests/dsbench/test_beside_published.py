@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dsbench import store
+from dsbench import arm_figures, store
 from dsbench.beside_published import beside_published, kv_figures, published_blocks
 from dsbench.cli import main
 from dsbench.metrics import metric
 from dsbench.published_figures import FIGURES, GB10, SM120
+from dsbench.records import Observation
 from dsbench.suite import load_suite, parse_suite
 
 RESULT = Path(__file__).resolve().parents[2] / "results" / "h200" / "vllm-kv"
@@ -110,6 +111,20 @@ def test_figures_stand_beside_each_other_and_are_not_pooled(make_plan, make_reco
     assert prefill == ["prefill.tps.1024"], "what was published, at the same length"
     assert beside.conditions["engine"] == {"ours": "embedded", "SM120": "vllm"}
     assert beside.conditions["target layers"]["ours"] == str(len(plan.dims["compress_ratios"]))
+
+
+def test_of_two_ranks_the_smallest_counts_and_a_silent_one_leaves_it_unknown():
+    def boot(*values):
+        shared = {"boot": 1, "metric": "kv.available_bytes", "unit": "B", "phase": "measured"}
+        return [Observation(**shared, value=value, rank=rank) for rank, value in enumerate(values)]
+
+    def told(*boots):
+        found = arm_figures.figure(boots, "exact", "B")
+        return found and (found.value, found.boots, found.how)
+
+    assert told(boot(9, 7), boot(9, 7)) == (7.0, 2, "median of 2 boots")
+    assert told(boot(9, None), boot(9, 7)) == (7.0, 1, "median of 1 boot")
+    assert told(boot(9, None), boot(None, 7)) is None
 
 
 def test_the_command(capsys):

@@ -189,7 +189,7 @@ def test_a_branch_deleted_by_hand_is_void_not_improved(make_plan, make_records):
 
 def test_a_marker_file_that_was_never_written_is_missing(make_plan, make_records):
     plan = make_plan()
-    assert codes(judge(plan, drop(make_records(plan), r.Markers, boot=3))) == ["marker-missing"]
+    assert codes(judge(plan, drop(make_records(plan), r.Markers, boot=3))) == ["marker-missing", "rank-silent"]
 
 
 def test_a_required_toggle_must_act_in_the_baseline_too(make_plan, make_records):
@@ -266,14 +266,33 @@ def test_a_rank_that_is_silent_in_every_boot_is_missed(make_plan, make_records):
     verdict = judge(plan, records)
     assert codes(verdict) == ["marker-missing", "rank-silent"]
     said = [reason.text for reason in verdict.void if reason.code == "rank-silent"]
-    assert said == ["rank 1 wrote no conditions: unknown", "rank 1 wrote no KV profile: unknown"]
+    assert said == [f"rank 1 wrote no {what}: unknown" for what in ("conditions", "KV profile", "markers")]
 
 
 def test_a_rank_without_markers_voids_a_toggle(make_plan, make_records):
     plan = make_plan()
     verdict = judge(plan, without_rank(in_ranks(make_records(plan)), 1, r.Markers))
-    assert codes(verdict) == ["marker-missing"]
-    assert verdict.void[0].boots == [3, 6]
+    assert codes(verdict) == ["marker-missing", "rank-silent"]
+    assert {reason.code: reason.boots for reason in verdict.void} == {
+        "marker-missing": [3, 6],
+        "rank-silent": [3, 4, 5, 6],
+    }
+
+
+@pytest.mark.parametrize("silent", [(1,), (0, 1)])
+def test_a_baseline_without_markers_is_unknown(make_plan, make_records, silent):
+    """That the optimized branch was not taken there is what the markers say; conditions only say what was asked."""
+    plan = make_plan()
+    records = [
+        x
+        for x in in_ranks(make_records(plan))
+        if not (isinstance(x, r.Markers) and x.boot in (4, 5) and x.rank in silent)
+    ]
+    verdict = judge(plan, records)
+    assert codes(verdict) == ["rank-silent"]
+    assert [(reason.text, reason.boots) for reason in verdict.void] == [
+        (f"rank {rank} wrote no markers: unknown", [4, 5]) for rank in silent
+    ]
 
 
 def test_one_rank_that_took_its_branch_is_not_both(make_plan, make_records):
