@@ -1,6 +1,7 @@
 """Standard streams that are closed, full, left, or of another encoding: no traceback, and no code of a verdict."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -58,3 +59,23 @@ def test_a_reader_of_notices_that_leaves_is_no_verdict(tmp_path, monkeypatch):
     assert harness.returncode == 141
     (folder,) = (tmp_path / "results").iterdir()
     assert store.load_records(folder)[0], "nothing ran, so that no line of a boot was due"
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_a_terminal_that_goes_away_ends_a_run_unless_nohup_says_otherwise(tmp_path, monkeypatch, ignored):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "s.toml").write_text(PROFILE)
+    handler = signal.SIG_IGN if ignored else signal.SIG_DFL
+    with subprocess.Popen(
+        [*FAKE, "ab", "--dims", "pico", "-t", "mhc_input_reuse", "-s", "s.toml"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, handler),
+    ) as harness:
+        told = next(line for line in harness.stderr if line.startswith("boot 1/6"))
+        harness.send_signal(signal.SIGHUP)
+        told += harness.stderr.read()
+    assert harness.returncode == (0 if ignored else 130)
+    assert told.count(": ok, ") == 6 if ignored else "stopped; go on with" in told
