@@ -151,3 +151,21 @@ def test_an_error_shows_no_secret_nor_a_part_of_one(monkeypatch):
     for before in (0, 655, 680, 950):
         told = str(InputError("x" * before + "0123456789" * 5 + "y" * 600))
         assert not set("0123456789") & set(told)
+
+
+KEY_LINES = ("b3BlbnNzaC1rZXktdjEAAAAA", "QyNTUxOQAAACDzxyzabcdef")
+
+
+def test_a_key_of_several_lines_is_taken_out_line_by_line():
+    """What puts a time before every line of a log breaks it up."""
+    key = "\n".join(("-----BEGIN OPENSSH PRIVATE KEY-----", *KEY_LINES, "-----END OPENSSH PRIVATE KEY-----"))
+    told = redact(f"INFO {KEY_LINES[0]}\nINFO {KEY_LINES[1]}\n-----BEGIN OPENSSH", {"DEPLOY_KEY": key})
+    assert told == "INFO [redacted]\nINFO [redacted]\n-----BEGIN OPENSSH"
+    assert redact(f"x {key} y", {"DEPLOY_KEY": key}) == "x [redacted] y"
+
+
+@pytest.mark.parametrize("show", [repr, ascii])
+def test_values_are_taken_out_as_python_shows_them(show):
+    value = "tö'k\"x\\y"
+    told = redact(f"environ: {show({'MY_TOKEN': value, 'A': 'b'})}", {"MY_TOKEN": value})
+    assert told == "environ: {'MY_TOKEN': '[redacted]', 'A': 'b'}"
