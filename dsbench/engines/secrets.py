@@ -107,7 +107,7 @@ def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _forms(value: str) -> set[bytes]:
     """A value as bytes, plain and as it stands inside JSON and URLs."""
-    return {form.encode() for form in _spelt(value)}
+    return {form.encode("utf-8", "surrogateescape") for form in _spelt(value)}
 
 
 @lru_cache(maxsize=1024)
@@ -120,7 +120,8 @@ def _spelt(value: str) -> frozenset[str]:
     percent = {quote(raw, safe=safe) for safe in ("", "/", "!'()*", "/!'()*")} | {quote_plus(raw)}
     lower = {re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), text) for text in percent}
     python = {show(value)[1:-1] for show in (repr, ascii)}
-    return frozenset({value} | json_text | percent | lower | python)
+    shown = raw.decode("utf-8", "replace")  # of bytes that are no text
+    return frozenset({value, shown} | json_text | percent | lower | python)
 
 
 def _clean(value: Any, environment: Mapping[str, str]) -> Any:

@@ -13,6 +13,7 @@ from dsbench.engines.secret_shapes import is_secret
 from dsbench.engines.secrets import (
     authorization,
     redact,
+    redact_files,
     redact_object,
     redacted_end,
     refuse_secret,
@@ -169,3 +170,15 @@ def test_values_are_taken_out_as_python_shows_them(show):
     value = "tö'k\"x\\y"
     told = redact(f"environ: {show({'MY_TOKEN': value, 'A': 'b'})}", {"MY_TOKEN": value})
     assert told == "environ: {'MY_TOKEN': '[redacted]', 'A': 'b'}"
+
+
+def test_a_value_that_is_no_text_is_taken_out_too(tmp_path):
+    """A variable may have any bytes; a log is read with signs in their place."""
+    raw = b"abc\xffdefgh"
+    environment = {"MY_TOKEN": raw.decode("utf-8", "surrogateescape")}
+    assert redact(f"key {raw.decode('utf-8', 'replace')}", environment) == "key [redacted]"
+    assert redact_object(b'{"text": "plain"}', environment) == b'{"text": "plain"}'
+    (tmp_path / "engine.log").write_bytes(b"key " + raw)
+    assert redacted_end(tmp_path / "engine.log", 100, environment) == "key [redacted]"
+    redact_files(tmp_path, environment)
+    assert (tmp_path / "engine.log").read_bytes() == b"key [redacted]"
