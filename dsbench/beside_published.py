@@ -118,10 +118,11 @@ def _ours(plan: Plan, boots: Sequence[BootEvidence], model: Mapping[str, Any]) -
     read = [boot.conditions for boot in boots if boot.planned.arm == plan.baseline.name and boot.conditions]
     facts: Mapping[str, Any] = read[0].get(0, {}) if read else {}
     ranks = max((len(conditions) for conditions in read), default=0)
-    dims = facts.get("dims") or plan.dims
+    told = facts.get("dims")
+    dims = told if told and isinstance(told, dict) else plan.dims  # a rank may write anything
     gpus = plan.fingerprint.gpus if plan.fingerprint else []
     ratios = dims.get("compress_ratios")
-    layers = model.get("num_hidden_layers") or (len(ratios) if ratios else None)
+    layers = model.get("num_hidden_layers") or (len(ratios) if ratios and isinstance(ratios, list | tuple) else None)
     graphs = facts.get("graph_mode")
     rejection = facts.get("rejection_sample_method")
     dummy = facts.get("load_format") == "dummy" or facts.get("weights") == "dummy"

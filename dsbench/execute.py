@@ -291,7 +291,7 @@ async def _measure(
     boot = Boot(plan, planned, client, told.conditions, told.kv_profiles, running.boot_dir)
     try:
         if client:
-            await _record_counters(client, running, of_boot, "ready", writer)
+            await _record_counters(client, plan.timeouts.probe, running, of_boot, "ready", writer)
         for name in names:
             start = time.monotonic()
             failure = ""
@@ -321,7 +321,7 @@ async def _measure(
             if client:
                 if await _ended(running, bool(failure)):
                     return f"the engine ended during the {name} probe{running.last_words()}"
-                await _record_counters(client, running, of_boot, name, writer)
+                await _record_counters(client, plan.timeouts.probe, running, of_boot, name, writer)
     finally:
         if client:
             await client.__aexit__()
@@ -359,11 +359,16 @@ def _observation(reading: Reading, planned: PlannedBoot, of_boot: dict[str, Any]
 
 
 async def _record_counters(
-    client: Client, running: Running, of_boot: dict[str, Any], moment: str, writer: RecordWriter
+    client: Client, deadline_s: float, running: Running, of_boot: dict[str, Any], moment: str, writer: RecordWriter
 ) -> None:
     """Counters and the process id that stands in ready.json now; a restart or a reset shows here."""
     try:
-        values = await client.counters()
+        async with asyncio.timeout(deadline_s):  # the client bounds each read, not their sum
+            values = await client.counters()
+    except TimeoutError:
+        late = f"after {moment}: /metrics was not whole within {deadline_s:g} s"
+        writer.write(records.Finding(**of_boot, code="no-counters", text=late))
+        return
     except (httpx.HTTPError, BadAnswer, ValueError) as error:
         writer.write(records.Finding(**of_boot, code="no-counters", text=f"after {moment}: {error}"))
         return

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dsbench.report.columns import Output
 
 
 def progress_bar(*, quiet: bool = False) -> Progress:
-    console = Console(stderr=True)
+    console = Output(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -105,10 +105,10 @@ class Redaction:
 
     def left_in(self, content: bytes) -> str:
         """The kind of a known secret or folder that still stands in some bytes; '' if none does."""
-        if any(value.encode() in content for value in secrets_of(self._environment)):
+        if any(value.encode("utf-8", "surrogateescape") in content for value in secrets_of(self._environment)):
             return "a secret of the environment"
         home = self._environment.get("HOME", "")
-        return "the home folder" if home.count("/") > 1 and home.encode() in content else ""
+        return "the home folder" if home.count("/") > 1 and home.encode("utf-8", "surrogateescape") in content else ""
 
     def _secret(self) -> str:
         self.counts["secrets"] += 1

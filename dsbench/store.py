@@ -40,15 +40,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file as `_replace` does; a device or a pipe is written to. OSError, which names the path."""
+    """Replace a file as `replace_bytes` does; a device or a pipe is written to. OSError, which names the path."""
     if path.exists() and not path.is_file():
         path.write_bytes(content)
     else:
-        _replace(path, content)
+        replace_bytes(path, content)
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Replace a file in one step, on the disk before it has its name; what cannot be written leaves nothing."""
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Replace a file in one step, on the disk before it has its name; what cannot be written leaves nothing.
+
+    No pipe is waited for, and no link is followed: it is the name that gets another file.
+    """
     draft = path.with_name(f".{path.name}.tmp")
     try:
         draft.unlink(missing_ok=True)  # of a writer that was killed, or a link that leads elsewhere
@@ -162,7 +165,7 @@ def load_verdict(folder: Path) -> ExperimentVerdict | None:
 def save_verdict(folder: Path, verdict: ExperimentVerdict) -> None:
     """Store a verdict. ResultsLost where that is not possible."""
     try:
-        _replace(folder / VERDICTS, f"{verdict.model_dump_json(indent=1)}\n".encode())
+        replace_bytes(folder / VERDICTS, f"{verdict.model_dump_json(indent=1)}\n".encode())
     except OSError as error:
         told = f"cannot write {folder / VERDICTS}: {error.strerror or error}"
         raise ResultsLost(f"{told}; the records are whole: mend it, then dsbench judge {folder}") from None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import importlib
+import io
 import os
 import signal
 import sys
@@ -24,6 +27,8 @@ INTERRUPTED = 130
 READER_LEFT = 141
 LONGEST_NAME = 300
 """Characters of a file's name in an error."""
+NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write fails with where a standard stream is a file on a full disk."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +97,13 @@ class CommandLine(click.Group):
             value = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:  # the reader has left; click would exit with 1, which is a verdict's code here
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             ctx.exit(READER_LEFT)
         return value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As a process: whoever presses Ctrl-C again while it ends gets no traceback of Python's own end."""
+        _take_any_stream()
         try:
             return self.main(*args, **kwargs)
         except KeyboardInterrupt:
@@ -129,6 +135,10 @@ class CommandLine(click.Group):
             _interrupted()
         except OSError as error:
             if error.filename is None:
+                if error.errno in NO_OUTPUT:
+                    _tell(f"dsbench: cannot write the output: {error.strerror}")
+                    _drop_output()
+                    sys.exit(USAGE_ERROR)
                 _internal_error()
             _refuse(f"{str(error.filename)[:LONGEST_NAME]}: {error.strerror}")
         except Exception as error:
@@ -139,20 +149,46 @@ class CommandLine(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def _take_any_stream() -> None:
+    """A standard stream that is closed takes everything, and one that lacks a sign shows another in its place.
+
+    A file that is opened later would get the number of a closed one.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper) and name == "stdout":
+            stream.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """What is left in the buffers of a stream that takes nothing would make an exit code of Python's own."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # of tests
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _tell(line: str) -> None:
+    """Nobody may be there to read it; the exit code stays what it is."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
+
+
 def _interrupted() -> NoReturn:
-    click.echo("dsbench: interrupted", err=True)
+    _tell("dsbench: interrupted")
     sys.exit(INTERRUPTED)
 
 
 def _internal_error() -> NoReturn:
     """Python's own exit code for this would be 1, which is a verdict's."""
-    traceback.print_exc()
-    click.echo("dsbench: this is a defect of dsbench, not a verdict; please report the lines above", err=True)
+    _tell(traceback.format_exc().rstrip())
+    _tell("dsbench: this is a defect of dsbench, not a verdict; please report the lines above")
     sys.exit(INTERNAL_ERROR)
 
 
 def _refuse(line: str) -> NoReturn:
-    click.echo(f"dsbench: {line}", err=True)
+    _tell(f"dsbench: {line}")
     sys.exit(USAGE_ERROR)
 
 

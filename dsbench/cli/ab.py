@@ -263,12 +263,16 @@ def _execute(plan: Plan, folder: Path) -> None:
 
 @contextmanager
 def terminate_like_interrupt() -> Iterator[None]:
-    """SIGTERM, or a terminal that goes away, ends the running engine and marks its boot, as Ctrl-C does."""
+    """SIGTERM, or a terminal that goes away, ends the running engine and marks its boot, as Ctrl-C does.
+
+    What is ignored stays so: under nohup a run outlives its terminal.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:

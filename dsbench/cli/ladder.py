@@ -137,11 +137,12 @@ def _project(dims: Dims, platform: str, tp: int, toggles: Sequence[str] = ()) ->
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from dsbench.report.columns import Output
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=Output(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, of: progress.update(task, completed=done, total=of)
 

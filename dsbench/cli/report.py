@@ -32,7 +32,7 @@ def report(result: str, out: Path | None, formats: str) -> int:
     from dsbench.report.html import html
     from dsbench.report.markdown import markdown
     from dsbench.report.page import page
-    from dsbench.store import load_plan, load_records, load_verdict, resolve, write_text
+    from dsbench.store import load_plan, load_records, load_verdict, replace_bytes, resolve
 
     wanted = _formats(formats)
     folder = resolve(result)
@@ -57,7 +57,7 @@ def report(result: str, out: Path | None, formats: str) -> int:
         if taken := [str(target / name) for name in texts if (target / name).is_dir()]:
             raise InputError(f"cannot write the report: {taken[0]} is a folder")
         for name, text in texts.items():
-            write_text(target / name, text)
+            replace_bytes(target / name, text.encode())
             click.echo(target / name)
     except OSError as error:
         raise InputError(f"cannot write the report to {target}: {error.strerror or error}") from None

@@ -10,6 +10,9 @@ from urllib.parse import unquote
 SHORTEST = 6
 """A shorter value is no secret, and taking it out would garble the text."""
 
+LEAST_LINE = 16
+"""Characters of a line of a secret that is one by itself; keys are broken at 64."""
+
 LONGEST_NAME = 80
 """Characters of a name's end that are looked at."""
 
@@ -89,10 +92,16 @@ def secrets_within(name: str, value: str) -> tuple[str, ...]:
     found = [found for found in _in_urls(value) if not harmless(name, found)]
     if is_secret(name) and not harmless(name, value):
         headed = _HEADED.fullmatch(value)
-        found += [value, *([headed[1]] if headed else [])]
+        found += [value, *([headed[1]] if headed else []), *_lines(value)]
     elif (scheme := _SCHEME.search(value)) and not _ORDINARY.fullmatch(scheme[1]):
         found.append(scheme[1])
     return tuple(dict.fromkeys(part for part in found if len(part) >= SHORTEST))
+
+
+def _lines(value: str) -> list[str]:
+    """Lines of a key of several, which a log may tell one by one; not those around it, which every key has."""
+    lines = [line.strip() for line in value.splitlines()]
+    return [line for line in lines if len(line) >= LEAST_LINE and not line.startswith("-----")] if lines[1:] else []
 
 
 def _in_urls(text: str) -> Iterator[str]:

@@ -29,7 +29,7 @@ MEND = "it would be stored with the plan; keys come from the environment"
 
 
 def redact(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """`text` without the secrets of any variable, plain or as JSON and URLs have them."""
+    """`text` without the secrets of any variable, plain or as JSON, URLs and Python have them."""
     # The longest first: one may be the beginning of another.
     for form in sorted({form for value in secrets_of(environment) for form in _spelt(value)}, key=len, reverse=True):
         text = text.replace(form, REDACTED)
@@ -107,7 +107,7 @@ def secrets_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _forms(value: str) -> set[bytes]:
     """A value as bytes, plain and as it stands inside JSON and URLs."""
-    return {form.encode() for form in _spelt(value)}
+    return {form.encode("utf-8", "surrogateescape") for form in _spelt(value)}
 
 
 @lru_cache(maxsize=1024)
@@ -119,7 +119,9 @@ def _spelt(value: str) -> frozenset[str]:
     # By Python, by browsers, in forms; a path keeps its slashes.
     percent = {quote(raw, safe=safe) for safe in ("", "/", "!'()*", "/!'()*")} | {quote_plus(raw)}
     lower = {re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), text) for text in percent}
-    return frozenset({value} | json_text | percent | lower)
+    python = {show(value)[1:-1] for show in (repr, ascii)}
+    shown = raw.decode("utf-8", "replace")  # of bytes that are no text
+    return frozenset({value, shown} | json_text | percent | lower | python)
 
 
 def _clean(value: Any, environment: Mapping[str, str]) -> Any:

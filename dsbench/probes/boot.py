@@ -13,6 +13,8 @@ from dsbench.records import Plan, PlannedBoot, Value
 
 LEAST_VOCABULARY = 95
 """Token ids that every vocabulary has: what a running server, which does not tell its own, is sent."""
+MOST_VOCABULARY = 1 << 24
+"""No model has as many."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +39,24 @@ class Boot:
         return self.client
 
     @property
+    def dims(self) -> dict[str, Any]:
+        """The shape that the engine tells, or else the plan's; a rank may write anything."""
+        told = self.conditions.get(0, {}).get("dims")
+        return told if told and isinstance(told, dict) else self.plan.dims
+
+    @property
     def vocab_size(self) -> int:
-        dims = self.conditions.get(0, {}).get("dims") or self.plan.dims
-        try:
-            return int(dims["vocab_size"])
-        except (KeyError, TypeError, ValueError):
-            if self.plan.engine == "endpoint":
-                return LEAST_VOCABULARY
-            raise ProbeFailed("the engine's conditions do not say dims.vocab_size") from None
+        told = self.dims.get("vocab_size")
+        if type(told) is int and 0 < told <= MOST_VOCABULARY:
+            return told
+        if self.plan.engine == "endpoint":
+            return LEAST_VOCABULARY
+        raise ProbeFailed("the engine's conditions do not say dims.vocab_size")
 
     @property
     def max_model_len(self) -> int | None:
         """Most tokens of prompt and output together; None if neither engine nor plan tells."""
-        facts = self.conditions.get(0, {})
-        told = (facts.get("max_model_len"), (facts.get("dims") or self.plan.dims).get("max_model_len"))
+        told = (self.conditions.get(0, {}).get("max_model_len"), self.dims.get("max_model_len"))
         return next((int(tokens) for tokens in told if isinstance(tokens, int)), None)
 
     def check_length(self, tokens: int) -> None:

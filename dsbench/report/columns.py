@@ -22,7 +22,7 @@ TALLEST = 4
 
 
 class Output(Console):
-    """Standard output. A reader that leaves is no exit code of ours: rich would end with 1, which is a verdict's."""
+    """Standard output, or error. A reader that leaves is no exit code of ours: rich would end with 1, a verdict's."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError

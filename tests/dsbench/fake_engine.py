@@ -161,7 +161,15 @@ async def health(request: Request) -> Response:
     return PlainTextResponse("")
 
 
+async def drip() -> AsyncIterator[str]:
+    for _ in range(100):
+        yield "#\n"
+        await asyncio.sleep(0.03)
+
+
 async def metrics(request: Request) -> Response:
+    if FAULT == "slow-metrics":
+        return StreamingResponse(drip(), media_type="text/plain")
     lines = []
     for name, value in counts.items():
         lines += [f"# TYPE vllm:{name}_tokens_total counter", f'vllm:{name}_tokens_total{{model_name="pico"}} {value}']

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsbench import arm_figures, store
+from dsbench import records as r
 from dsbench.beside_published import beside_published, kv_figures, published_blocks
 from dsbench.cli import main
 from dsbench.metrics import metric
@@ -83,6 +84,18 @@ def test_the_h200_result_beside_the_ladder():
 def test_without_the_models_config_its_depth_is_unknown():
     plan, records = store.load_plan(RESULT), store.load_records(RESULT)[0]
     assert beside_published(plan, records, {}).conditions["target layers"]["ours"] == "unknown"
+
+
+@pytest.mark.parametrize("dims", ["x", [1], {"compress_ratios": 3}])
+def test_a_shape_of_odd_values_is_no_depth(make_plan, make_records, dims):
+    """A rank may write anything."""
+    plan = make_plan()
+    records = [
+        record.model_copy(update={"values": {"dims": dims}}) if isinstance(record, r.Conditions) else record
+        for record in make_records(plan)
+    ]
+    known = str(len(plan.dims["compress_ratios"]))
+    assert beside_published(plan, records, {}).conditions["target layers"]["ours"] in ("unknown", known)
 
 
 def test_figures_stand_beside_each_other_and_are_not_pooled(make_plan, make_records):

@@ -182,6 +182,19 @@ def test_deadline_of_a_probe(run, served):
     assert {x.status for x in decode} == {"done"}
 
 
+def test_deadline_of_a_page_of_counters(run, served):
+    short = Suite.model_validate({**served.model_dump(), "timeouts": Timeouts(boot=30, probe=1.0, stop=2)})
+    short = short.model_copy(update={"probes": served.probes.model_copy(update={"prefill": None, "decode": None})})
+    _, plan, records = run("slow-metrics@mhc_input_reuse", suite=short)
+    late = [x for x in records if isinstance(x, r.Finding) and x.code == "no-counters"]
+    moments = ("ready", *short.probes.names())
+    assert {(x.boot, x.text) for x in late} == {
+        (boot.number, f"after {moment}: /metrics was not whole within 1 s")
+        for boot in plan.boots if boot.arm == "mhc_input_reuse" for moment in moments
+    }  # fmt: skip
+    assert {x.status for x in records if isinstance(x, r.BootEnded)} == {"ok"}
+
+
 def test_an_engine_that_never_gets_ready(run, served):
     short = Suite.model_validate({**served.model_dump(), "timeouts": Timeouts(boot=1.5, probe=1.0, stop=2)})
     _, plan, records = run("hang-boot@mhc_input_reuse", suite=short)

@@ -1,6 +1,8 @@
 """`dsbench report`: what it writes, where, and what it refuses."""
 
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,17 @@ def test_a_folder_in_the_place_of_a_page_leaves_nothing(tmp_path, capsys):
     assert run(STORED, "-o", tmp_path) == 2
     assert "report.html is a folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_what_stands_in_the_place_of_a_page_is_replaced_and_nothing_is_written_through_it(tmp_path):
+    """A pipe would be waited for, and a link may lead to a device."""
+    os.mkfifo(tmp_path / "report.md")
+    held = os.open(tmp_path / "report.md", os.O_RDONLY | os.O_NONBLOCK)  # so that no writer waits for ever
+    (tmp_path / "report.html").symlink_to("/dev/full")
+    assert run(STORED, "-o", tmp_path) == 0
+    for name in ("report.md", "report.html"):
+        assert stat.S_ISREG((tmp_path / name).lstat().st_mode)
+    os.close(held)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dsbench.engines.secret_shapes import is_secret
 from dsbench.engines.secrets import (
     authorization,
     redact,
+    redact_files,
     redact_object,
     redacted_end,
     refuse_secret,
@@ -151,3 +152,33 @@ def test_an_error_shows_no_secret_nor_a_part_of_one(monkeypatch):
     for before in (0, 655, 680, 950):
         told = str(InputError("x" * before + "0123456789" * 5 + "y" * 600))
         assert not set("0123456789") & set(told)
+
+
+KEY_LINES = ("b3BlbnNzaC1rZXktdjEAAAAA", "QyNTUxOQAAACDzxyzabcdef")
+
+
+def test_a_key_of_several_lines_is_taken_out_line_by_line():
+    """What puts a time before every line of a log breaks it up."""
+    key = "\n".join(("-----BEGIN OPENSSH PRIVATE KEY-----", *KEY_LINES, "-----END OPENSSH PRIVATE KEY-----"))
+    told = redact(f"INFO {KEY_LINES[0]}\nINFO {KEY_LINES[1]}\n-----BEGIN OPENSSH", {"DEPLOY_KEY": key})
+    assert told == "INFO [redacted]\nINFO [redacted]\n-----BEGIN OPENSSH"
+    assert redact(f"x {key} y", {"DEPLOY_KEY": key}) == "x [redacted] y"
+
+
+@pytest.mark.parametrize("show", [repr, ascii])
+def test_values_are_taken_out_as_python_shows_them(show):
+    value = "tö'k\"x\\y"
+    told = redact(f"environ: {show({'MY_TOKEN': value, 'A': 'b'})}", {"MY_TOKEN": value})
+    assert told == "environ: {'MY_TOKEN': '[redacted]', 'A': 'b'}"
+
+
+def test_a_value_that_is_no_text_is_taken_out_too(tmp_path):
+    """A variable may have any bytes; a log is read with signs in their place."""
+    raw = b"abc\xffdefgh"
+    environment = {"MY_TOKEN": raw.decode("utf-8", "surrogateescape")}
+    assert redact(f"key {raw.decode('utf-8', 'replace')}", environment) == "key [redacted]"
+    assert redact_object(b'{"text": "plain"}', environment) == b'{"text": "plain"}'
+    (tmp_path / "engine.log").write_bytes(b"key " + raw)
+    assert redacted_end(tmp_path / "engine.log", 100, environment) == "key [redacted]"
+    redact_files(tmp_path, environment)
+    assert (tmp_path / "engine.log").read_bytes() == b"key [redacted]"

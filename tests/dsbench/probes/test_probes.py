@@ -241,3 +241,16 @@ def test_warming_sends_the_timed_requests_with_other_prompts_and_reports_nothing
     assert readings == []
     assert [len(body["prompt"]) for body in sent] == 2 * [len(body["prompt"]) for body in timed]
     assert not {str(body["prompt"]) for body in sent} & {str(body["prompt"]) for body in timed}
+
+
+@pytest.mark.parametrize("dims", ["x", 7, [1], *({"vocab_size": odd} for odd in (float("inf"), -5, "many"))])
+def test_a_shape_of_odd_values_is_the_plans_or_fails_the_probe(make_plan, dims):
+    """A rank may write anything, and nothing of it may end the run."""
+    plan = make_plan()
+    boot = Boot(plan, plan.boots[0], None, {0: {"dims": dims}}, {})
+    assert boot.max_model_len in (None, plan.dims["max_model_len"])
+    if isinstance(dims, dict):
+        with pytest.raises(ProbeFailed, match="vocab_size"):
+            _ = boot.vocab_size
+    else:
+        assert boot.vocab_size == plan.dims["vocab_size"]
