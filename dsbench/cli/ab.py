@@ -92,7 +92,7 @@ def ab(
     together, or as --matrix says. Every boot is a fresh engine; the arms' boots alternate in blocks, in
     random order. Exit codes: 0 improved or equivalent, 1 regressed, 2 usage, 3 inconclusive, 4 void.
     """
-    from dsbench.cli.gate import check_baseline, gate_of, gate_run
+    from dsbench.cli.gate import check_baseline, check_junit, gate_of, gate_run
     from dsbench.fingerprint import fingerprint
     from dsbench.floors import snapshot
     from dsbench.reuse import copy_records, with_baseline_of
@@ -103,6 +103,8 @@ def ab(
     told = Told(baseline, junit, github)
     if policy_file is None and told != Told():
         raise InputError("--baseline, --junit and --github tell of a gate: add --gate, or --gate POLICY.toml")
+    if junit is not None:
+        check_junit(junit)
     if projected is not None:
         if policy_file is not None:
             raise InputError("--gate holds what was measured against a policy: leave out --projected")

@@ -142,6 +142,13 @@ def gate_run(
     return outcome.exit_code
 
 
+def check_junit(path: Path) -> None:
+    """InputError for a file that cannot be written there, told before anything runs."""
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise InputError(f"--junit {path}: {there} {'cannot be written' if there.is_dir() else 'is no folder'}")
+
+
 def check_baseline(folder: Path) -> None:
     """InputError for a folder without a stored result, told before anything runs."""
     from dsbench.store import plans_under
@@ -182,7 +189,7 @@ def _write(path: Path, text: str, append: bool = False) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+        raise InputError(f"cannot write {path}: {error.strerror or error}; dsbench gate tells it again") from None
 
 
 def _check_rerun(second: Result, first: Result) -> None:

@@ -82,6 +82,14 @@ def test_a_gate_that_cannot_be_told_keeps_what_has_run(dsbench):
     assert (one_result() / "verdicts.json").is_file()
 
 
+@pytest.mark.parametrize(("junit", "told"), [(".", "is a directory"), ("a-file/gate.xml", "a-file is no folder")])
+def test_where_no_file_can_be_nothing_runs(dsbench, tmp_path, junit, told):
+    (tmp_path / "a-file").touch()
+    ran = dsbench(*AB, "--gate", "--junit", str(tmp_path / junit), code=2)
+    assert told in ran.stderr
+    assert not list(Path().glob("results/*"))
+
+
 def test_results_of_another_build_are_no_baseline(dsbench):
     dsbench(*AB, "-o", "main")
     ran = dsbench(*AB, "--seed", "3", "--gate", "--baseline", "main", code=4)
