@@ -171,13 +171,20 @@ def test_a_build_that_differs_too_has_no_expected_bytes():
 
 
 def test_a_toggle_that_needs_a_draft_gets_one_in_every_arm():
-    plan = make(suite="spec", toggles=["draft_logits_persistent=off"], controls=True)
+    plan = make(suite="quick", toggles=["draft_logits_persistent=off"], controls=True)
     assert {arm.speculative for arm in plan.arms} == {"dspark"}
     assert plan.notes == ["speculative is dspark in every arm: draft_logits_persistent acts only with a draft"]
     assert plan.arms[1].primary == ["output_law"]
     assert {m.key for m in plan.metrics} >= {"accept.rate", "accept.length", "accept.per_position", "output_law"}
     assert {arm.speculative for arm in make(toggles=["mhc_input_reuse"]).arms} == {None}
     assert {arm.speculative for arm in make(toggles=["mhc_input_reuse"], speculative="mtp").arms} == {"mtp"}
+
+
+def test_the_suite_of_drafts_has_them_in_every_arm():
+    plan = make(suite="spec", toggles=["c128_row_corrupt:10"], controls=True)
+    assert {arm.speculative for arm in plan.arms} == {"dspark"}
+    assert plan.notes == ["speculative is dspark in every arm, as the suite says"]
+    assert "output_law" in {m.key for m in plan.metrics}
 
 
 RATES = ["--synthetic-acceptance-rates", "1,0.8,0.6,0.4,0.2"]
