@@ -21,7 +21,9 @@ from tests.dsbench.engines.test_command import STOP, asked, ends, gone
 from tests.dsbench.engines.test_command import rig as rig  # a fixture
 
 HARNESS = """
-import pathlib, sys
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore these
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from dsbench import store
 from dsbench.cli.ab import terminate_like_interrupt
 from dsbench.execute import execute
