@@ -186,7 +186,14 @@ void wait_boxes() {
 }
 inline void show_to_boxes() {}
 
-inline void count_up(int* count) { ++*count; }
+// A team of 128 counts what it has written: of its stores at most the last one of each thread is on its way.
+inline void count_up(int* count) {
+    const emulator::Thread& me = *emulator::now;
+    for (auto& t : emulator::cluster->threads)
+        if (t->block == me.block && t->index / 128 == me.index / 128 && t->stores.size() > 1)
+            fprintf(stderr, "emulator: thread %u counts before thread %u has written\n", me.index, t->index), abort();
+    ++*count;
+}
 inline void wait_count(const int* count, int wanted) {
     emulator::wait_for("a count", [&] { return *count >= wanted; });
     if (*count > wanted) fprintf(stderr, "emulator: a count of %d where %d end it\n", *count, wanted), abort();
