@@ -67,7 +67,7 @@ def cases(backend: str, seeds: int) -> Iterator[Case]:
         for variant in variants:
             point = {**default, "parameters": dict(variant)}
             few = for_few(variant)
-            table = "groups" in variant  # what the tuning table names for many tokens is held to what the defaults are
+            table = "groups" in variant or "cluster" in variant  # held to what the defaults are
             checked = list(CHECKED) if table else [1, 6, 17, 33, 149] if few else [33, 1000, LARGE]
             yield {"event": "check", "check": "exact", **point, "tokens": checked, "inputs": seeds if table else 1}
             yield from _times(point, SMALL if few else (LARGE, 64) if backend == "cuda" else (LARGE,))

@@ -106,12 +106,6 @@ __device__ __forceinline__ void send(float* place, uint64_t* barrier, int rank, 
                  ::"r"(address_in(place, rank)), "r"(__float_as_uint(value)), "r"(address_in(barrier, rank)) : "memory");
 }
 
-__device__ __forceinline__ void send(float2* place, uint64_t* barrier, int rank, float2 value) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];"
-                 ::"r"(address_in(place, rank)), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)),
-                 "r"(address_in(barrier, rank)) : "memory");
-}
-
 __device__ __forceinline__ void send(float4* place, uint64_t* barrier, int rank, float4 value) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];"
                  ::"r"(address_in(place, rank)), "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)),
@@ -147,13 +141,13 @@ __device__ __forceinline__ void store16_kept(__nv_bfloat16* p, const uint4& v) {
                  ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(GIVEN_UP_LAST) : "memory");
 }
 
-// A box of COLUMNS_OF_BOX columns, 16 tokens and all streams between memory and shared memory, one instruction a box. In shared
+// A box of COLUMNS_OF_BOX columns, 16 tokens and all streams from memory to shared memory, one instruction a box. In shared
 // memory a row of a box has 128 bytes, rows of one stream lie together, and a row's pieces of 16 bytes are swapped by the
 // row's number (`piece_at`), so that boxes begin at multiples of 1,024 bytes.
 constexpr int COLUMNS_OF_BOX = 64;
 using BoxMap = CUtensorMap;
 
-// The map of bf16 [tokens, streams, hidden]: tokens beyond are read as 0 and not written.
+// The map of bf16 [tokens, streams, hidden]: tokens beyond are read as 0.
 inline cudaError_t make_box_map(BoxMap* map, const void* from, int tokens, int streams, int hidden) {
     static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
     if (encode == nullptr) {
@@ -175,21 +169,6 @@ __device__ __forceinline__ void fetch_box(void* place, const BoxMap& map, int co
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, 0}], [%4];"
                  ::"r"(shared_address(place)), "l"(&map), "r"(column), "r"(token), "r"(shared_address(barrier)) : "memory");
 }
-
-// As store16_kept: what another kernel reads soon. A group of its own for wait_boxes.
-__device__ __forceinline__ void store_box_kept(const BoxMap& map, const void* place, int column, int token) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, 0}], [%3], %4;\n"
-                 "cp.async.bulk.commit_group;"
-                 ::"l"(&map), "r"(column), "r"(token), "r"(shared_address(place)), "l"(GIVEN_UP_LAST) : "memory");
-}
-
-// Until this thread's stores have read their shared memory; until all but the last LEFT of them have been written.
-__device__ __forceinline__ void wait_boxes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void wait_boxes() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(LEFT) : "memory"); }
-
-// What this thread has written to shared memory is seen by the copy engine afterwards.
-__device__ __forceinline__ void show_to_boxes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A count in global memory between blocks: who has seen it sees all that was written before it was raised.
 __device__ __forceinline__ void count_up(int* count) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory"); }

@@ -1,7 +1,7 @@
 """mHC on Hopper in CUDA C++: the seam, PRE, the heads, POST and its mean (`mhc*.cu`).
 
-Many tokens go to blocks that stay and read their streams once, or to thread-block clusters that do; few go to two
-kernels that use the whole card. Outputs may alias inputs at any number of tokens: what another block has written is
+Many tokens go to blocks that stay and read their streams once, those of the heads to thread-block clusters; few go to
+two kernels that use the whole card. Outputs may alias inputs at any number of tokens: what another block has written is
 read only once that block has told.
 """
 
@@ -30,6 +30,8 @@ TILE = 16
 """Tokens that `mhc_many.cu` counts together."""
 THREADS = 256
 HINTS = {"streaming": 0, "plain": 1, "no_allocate": 2}
+CLUSTERS = {"cluster": 8, "chains": 2, "stages": 1, "blocks": 1}
+"""How heads of many tokens are cut where no tuning says otherwise."""
 
 
 class _Args(ctypes.Structure):
@@ -50,11 +52,8 @@ def seam(
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
     tuning: `splits` of the columns for few tokens, and `tiles` of 16 that a block goes through; `groups` of 16
-    multiprocessors that make streams for many, while the others finish rows, with `early` (2: fn is read while the
-    kernel in front still ends, which must not write it), `unit` (8 or 4: tokens of a block that finishes rows),
-    `fn` (1: fn is read in front of the first tiles) and `boxes` (1, with `fn`: tiles move by the copy engine); or
-    `cluster`, `warps`, `chains` and `blocks` (of an SM) for many by clusters, whose heads have a `hint` as well: a
-    number of HINTS.
+    multiprocessors that make streams for many, while the others finish rows, and `early` (1: fn is read while the
+    counts are cleared; 2: while the kernel in front still ends, which must not write it).
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -81,11 +80,15 @@ def post_head(
     mean: Tensor | None = None, **tuning: int,
 ) -> None:  # fmt: skip
     """As `impl.ops.mhc.post_head`; `out` may be `y`, or `mean` may be where the tuning is not for few tokens. Rows of
-    `mean` may lie apart."""
+    `mean` may lie apart.
+
+    tuning: `splits` and `tiles` as of `seam`; or blocks of a `cluster`, `chains` of a block, `stages` (tiles of a
+    chain that are there or on their way) and `blocks` of a multiprocessor.
+    """
     if mean is not None and mean.data_ptr() == y.data_ptr():
         if "splits" in tuning:
             raise ValueError("mean must not be y with splits: the second kernel for few tokens reads y again")
-        tuning = {"cluster": 8, "warps": 16, **tuning}
+        tuning = CLUSTERS | tuning
     _launch(HEAD, tuning, residual, weights, y=y, post=post, comb=comb, input_out=out, mean=mean)
 
 
@@ -110,12 +113,12 @@ def post_mean(
 def _launch(
     mode: int, tuning: Mapping[str, int], residual: Tensor, weights: SeamWeights | HeadWeights, **tensors: Tensor | None
 ) -> None:
-    if "groups" in tuning:
-        name, cut = "mhc_many", {"groups": 7, "early": 0, "unit": 8, "fn": 0, "boxes": 0}
-    elif "splits" in tuning or (not tuning and residual.shape[0] <= FEW):
+    if "splits" in tuning or (not tuning and residual.shape[0] <= FEW):
         name, cut = "mhc_few", {"splits": SPLITS, "tiles": 1}
+    elif mode == HEAD:
+        name, cut = "mhc_heads", dict(CLUSTERS)
     else:
-        name, cut = "mhc", {"cluster": 8, "warps": 16 if mode == HEAD else 8, "chains": 1, "blocks": 1, "hint": 0}
+        name, cut = "mhc_many", {"groups": 7, "early": 0}
     unknown = sorted(set(tuning) - set(cut))
     if unknown:
         raise ValueError(f"unknown tuning {unknown[0]}={tuning[unknown[0]]}: known are {', '.join(cut)}")
@@ -126,13 +129,13 @@ def _launch(
     args.hc_eps, args.rms_eps = weights.hc_eps, weights.rms_eps
     if isinstance(weights, SeamWeights):
         args.post_mult, args.iters = weights.post_mult, weights.sinkhorn_iters
-    if name == "mhc":
-        _run(name, residual, cut, mode, *cut.values(), ctypes.byref(args))
-    else:
-        parts = SLICES if name == "mhc_many" else cut["splits"]
-        counts = -(-args.tokens // TILE) if name == "mhc_many" else 0
-        sums = residual.new_empty(args.tokens * parts * SUMS + counts, dtype=torch.float32)
-        _run(name, residual, cut, mode, *cut.values(), ctypes.byref(args), ctypes.c_void_p(sums.data_ptr()))
+    if name == "mhc_heads":
+        _run(name, residual, cut, *cut.values(), ctypes.byref(args))
+        return
+    parts = SLICES if name == "mhc_many" else cut["splits"]
+    counts = -(-args.tokens // TILE) if name == "mhc_many" else 0
+    sums = residual.new_empty(args.tokens * parts * SUMS + counts, dtype=torch.float32)
+    _run(name, residual, cut, mode, *cut.values(), ctypes.byref(args), ctypes.c_void_p(sums.data_ptr()))
 
 
 def _launch_post(residual: Tensor, threads: int, hint: str, **tensors: Tensor) -> None:
@@ -233,28 +236,19 @@ _FEW: list[dict[str, Any]] = [
     {"splits": 128}, {"splits": 64}, {"splits": 128, "tiles": 2}, {"splits": 128, "tiles": 4},
     {"splits": 64, "tiles": 2}, {"splits": 64, "tiles": 4},
 ]  # fmt: skip
-_SEAM: list[dict[str, Any]] = [
-    {"cluster": c, "warps": w, "chains": k} for c, w, k in ((16, 8, 2), (8, 8, 1), (8, 16, 1))
-]
-_MANY: list[dict[str, Any]] = [
-    {"groups": 7, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "unit": 4, "fn": 1},
-    {"groups": 7, "early": 1, "unit": 4, "fn": 1}, {"groups": 7, "early": 2, "unit": 4},
-    {"groups": 7, "early": 2, "fn": 1}, {"groups": 7, "early": 2}, {"groups": 7}, {"groups": 6},
-    {"groups": 7, "early": 2, "unit": 4, "fn": 1, "boxes": 1}, {"groups": 7, "unit": 4, "fn": 1, "boxes": 1},
-]  # fmt: skip
+_MANY: list[dict[str, Any]] = [*({"groups": 7, "early": early} for early in (2, 0, 1)), {"groups": 6}]
 _HEAD: list[dict[str, Any]] = [
-    *_SEAM, {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2},
-    {"cluster": 16, "warps": 8, "chains": 1, "blocks": 2, "hint": 1},
-    *({"cluster": 8, "warps": warps, "chains": 1, "hint": hint} for warps in (8, 16) for hint in (1, 2)),
-]  # fmt: skip
+    {"cluster": cluster, "chains": chains, "stages": stages, "blocks": blocks}
+    for cluster, chains, stages, blocks in ((8, 2, 1, 1), (8, 1, 2, 1), (16, 3, 1, 1), (16, 1, 2, 2))
+]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "mhc_seam": [*_MANY, *_SEAM, *_FEW],
+    "mhc_seam": [*_MANY, *_FEW],
     "mhc_post_head": [*_HEAD, *_FEW],
     "mhc_post_mean_head": [*_HEAD, *_FEW],
     "mhc_post_mean": _POST,
     "mhc_post": _POST,
-    "mhc_pre": [*_MANY, *_SEAM, *_FEW],
+    "mhc_pre": [*_MANY, *_FEW],
 }
 
 __all__ = ["OPERATIONS", "VARIANTS", "lacking", "post_head", "post_mean", "post_streams", "pre", "seam"]

@@ -2,8 +2,8 @@
 //
 // A block of the first owns HIDDEN / SLICES columns of all streams for the whole launch. It keeps their fn in shared memory and
 // a tile of 16 tokens for each of its teams of four warps. A warp has 64 columns of the tile to itself, which come by
-// asynchronous copies, or as a box: it makes the new streams, asks for the team's next tile in their place, writes them, and sums their
-// products with fn in registers. The team adds its warps' sums in the place of y, and raises the tile's count.
+// asynchronous copies: it makes the new streams, writes them, asks for the team's next tile in the old ones' place, and sums
+// their products with fn in registers. The team adds its warps' sums in the place of y, and raises the tile's count.
 // The first kernel leaves some multiprocessors to the second, whose blocks wait until their tile's count says that all columns
 // are there: PRE gates, mix and norm over whole rows, read from the second-level cache where they were just written, so that
 // the card's memory moves most bytes once; POST gates and Sinkhorn of the block's tokens at once, a lane a token.
@@ -18,13 +18,10 @@ constexpr int TEAM = 128, WIDTH = COLUMNS / 4;  // threads of a team, columns of
 constexpr int ROWS = (STREAMS + 1) * TILE;     // of a tile: four streams, then y
 constexpr int TEAMS = 3, THREADS = TEAMS * TEAM;
 
-// FN_FIRST: fn is read, more of it at once, before the first tiles are asked for, which else take the bandwidth in front of it.
-// BOXES: a tile comes, and new streams go, by the copy engine, one instruction a warp; else by a lane's own copies and stores.
-template <Mode M, bool FN_FIRST_, bool BOXES_>
+template <Mode M>
 struct Sliced {
     static constexpr Mode MODE = M;
-    static constexpr bool FN_FIRST = FN_FIRST_, BOXES = BOXES_;
-    static constexpr int OUTPUTS = outputs(M), GROUPS = COLUMNS / 32, WARPS = THREADS / 32, CHAINS = 1;
+    static constexpr int OUTPUTS = outputs(M), GROUPS = COLUMNS / 32;
 };
 
 template <class CUT>
@@ -32,11 +29,6 @@ struct SlicedShared {
     uint4 fn[CUT::GROUPS * STREAMS * CUT::OUTPUTS / 8][2][32];
     uint4 tile[TEAMS][TEAM / 32][ROWS][WIDTH / 8];  // by warps; places of a row's pieces: `piece_at`
     float post[TEAMS][TILE][4], comb[TEAMS][TILE][16];
-    uint64_t come[TEAMS][TEAM / 32];  // the warp's rows of a tile have
-};
-
-struct Maps {
-    BoxMap residual, y, residual_out;
 };
 
 // A block's own order of tiles: its blocks of columns go through the same ones.
@@ -50,24 +42,19 @@ struct Turns {
     __device__ __forceinline__ int tile(int turn) const { return first + turn * step; }
 };
 
-// Where a row's piece of 16 bytes lies. Lanes that read at once have rows t and t + 4, which lie half of the banks apart.
-__device__ __forceinline__ int piece_at(int row, int piece) { return piece ^ (row & 7); }
-
 template <class CUT>
 struct Maker {
     static constexpr Mode MODE = CUT::MODE;
     static constexpr int N = CUT::OUTPUTS / 8;
-    static constexpr bool STORES = CUT::BOXES && MODE == SEAM;  // by boxes
     const Args& a;
-    const Maps& maps;
     SlicedShared<CUT>& s;
     float* sums;
     int* finished;
     const Turns turns;
     const int team, thread, warp, lane, quad, columns;
 
-    __device__ __forceinline__ Maker(const Args& a, const Maps& maps, SlicedShared<CUT>& s, float* sums, int* finished)
-        : a(a), maps(maps), s(s), sums(sums), finished(finished), turns(a.tokens), team(threadIdx.x / TEAM), thread(threadIdx.x % TEAM),
+    __device__ __forceinline__ Maker(const Args& a, SlicedShared<CUT>& s, float* sums, int* finished)
+        : a(a), s(s), sums(sums), finished(finished), turns(a.tokens), team(threadIdx.x / TEAM), thread(threadIdx.x % TEAM),
           warp(thread >> 5), lane(thread & 31), quad(lane & 3), columns(turns.slice * COLUMNS + warp * WIDTH) {}
 
     __device__ __forceinline__ int first(int turn) const { return turns.tile(turn) * TILE; }
@@ -89,18 +76,8 @@ struct Maker {
                 copy16((t & 4 ? far : near) + (i * TILE + t) * WIDTH * 2, from + (t * STREAMS_ + i) * HIDDEN, t < left);
     }
 
-    __device__ __forceinline__ void ask_streams(int first) {
-        if (!CUT::BOXES) return ask_rows<STREAMS>(a.residual, first, 0);
-        if (lane > 0) return;
-        barrier_expect(&s.come[team][warp], (MODE == PRE ? STREAMS : STREAMS + 1) * TILE * WIDTH * 2);
-        fetch_box(s.tile[team][warp][0], maps.residual, columns, first, &s.come[team][warp]);
-    }
-
-    __device__ __forceinline__ void ask_y(int first) {
-        if (MODE == PRE) return;
-        if (!CUT::BOXES) ask_rows<1>(a.y, first, STREAMS * TILE);
-        else if (lane == 0) fetch_box(s.tile[team][warp][STREAMS * TILE], maps.y, columns, first, &s.come[team][warp]);
-    }
+    __device__ __forceinline__ void ask_streams(int first) { ask_rows<STREAMS>(a.residual, first, 0); }
+    __device__ __forceinline__ void ask_y(int first) { if (MODE != PRE) ask_rows<1>(a.y, first, STREAMS * TILE); }
 
     __device__ __forceinline__ void ask_gates(int first) {
         if (MODE == PRE) return;
@@ -137,17 +114,12 @@ struct Maker {
         }
     }
 
-    // To memory, or in the place of the old ones, which only this lane reads, for a box.
     __device__ __forceinline__ void write(const uint32_t (&v)[STREAMS][4], int h, int first, int group) {
-        const int t = token(h), at = piece_at(t, group * 4 + quad);
-        if (MODE == PRE || (!CUT::BOXES && first + t >= a.tokens)) return;
+        const int t = token(h);
+        if (MODE == PRE || first + t >= a.tokens) return;
         __nv_bfloat16* out = a.residual_out + (size_t)(first + t) * STREAMS * HIDDEN + columns + group * 32 + quad * 8;
 #pragma unroll
-        for (int j = 0; j < STREAMS; j++) {
-            const uint4 piece = make_uint4(v[j][0], v[j][1], v[j][2], v[j][3]);
-            if (CUT::BOXES) s.tile[team][warp][j * TILE + t][at] = piece;
-            else store16_kept(out + j * HIDDEN, piece);
-        }
+        for (int j = 0; j < STREAMS; j++) store16_kept(out + j * HIDDEN, make_uint4(v[j][0], v[j][1], v[j][2], v[j][3]));
     }
 
     // The same number as one of its own for the compiler, which else copies the four of a product anew for every product.
@@ -191,15 +163,11 @@ struct Maker {
                 write(v[h], h, first, group);
             }
             if (group == WIDTH / 32 - 1) {
-                if (STORES) show_to_boxes();
-                __syncwarp();  // all lanes have read their rows, and written them anew
-                if (STORES && lane == 0) store_box_kept(maps.residual_out, s.tile[team][warp][0], columns, first);
-                if (!STORES && next >= 0) ask_streams(next);
+                __syncwarp();  // all lanes have read their rows
+                if (next >= 0) ask_streams(next);
             }
             add_products(d, e, v, warp * (WIDTH / 32) + group);
         }
-        if (STORES && lane == 0) wait_boxes_read();
-        if (STORES && next >= 0) ask_streams(next);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
 #pragma unroll
@@ -231,53 +199,34 @@ struct Maker {
         ask_gates(first(team));
     }
 
-    // A tile counts once its new streams have been written: those of boxes have a turn's time for it.
     __device__ __forceinline__ void run() {
-        int before = -1, phase = 0;
-        for (int turn = team; turn < turns.count; turn += TEAMS, phase ^= 1) {
+        for (int turn = team; turn < turns.count; turn += TEAMS) {
             const int next = turn + TEAMS < turns.count ? first(turn + TEAMS) : -1;
             wait_copies();
-            if (CUT::BOXES) barrier_wait(&s.come[team][warp], phase);
             meet();  // all copies of the tile have come
             sum_up(first(turn), next);
             meet();  // all parts have been written, all gates read
             write_sums(first(turn));
             if (next >= 0) ask_gates(next);
-            if (STORES && lane == 0) wait_boxes<1>();
-            if (CUT::BOXES) show_to_boxes();
             meet();  // all parts have been read
             if (next >= 0) ask_y(next);
-            const int done = STORES ? before : turns.tile(turn);
-            if (thread == 0 && done >= 0) count_up(finished + done);  // what the team has written is seen first
-            before = turns.tile(turn);
+            if (thread == 0) count_up(finished + turns.tile(turn));  // what the team has written is seen first
         }
-        if (!STORES || before < 0) return;
-        if (lane == 0) wait_boxes<0>();
-        meet();
-        if (thread == 0) count_up(finished + before);
     }
 };
 
 template <class CUT>
 __global__ void __launch_bounds__(THREADS, 1) slices_kernel(
-    const Args a, const __grid_constant__ Maps maps, float* sums, int* finished, bool early) {
+    const Args a, float* sums, int* finished, bool early) {
     SlicedShared<CUT>& s = *reinterpret_cast<SlicedShared<CUT>*>(dynamic_shared());
-    Maker<CUT> maker(a, maps, s, sums, finished);
-    if (CUT::BOXES) {
-        if (threadIdx.x < TEAMS * TEAM / 32) barrier_init(&s.come[0][threadIdx.x]);
-        barrier_init_seen();
-        __syncthreads();
-    }
-    if (!early) {
-        launch_dependents();
-        if (!CUT::FN_FIRST) maker.ask_first();
-    }
-    keep_fn<CUT, CUT::FN_FIRST ? 8 : 4>(s, a.fn, maker.turns.slice * COLUMNS);
+    Maker<CUT> maker(a, s, sums, finished);
+    if (!early) launch_dependents();
+    keep_fn<CUT, THREADS, 8>(s, a.fn, maker.turns.slice * COLUMNS);  // first: the tiles' copies would take its bandwidth
     if (early) {
         wait_for_prerequisites();  // counts are cleared, and whatever wrote the inputs has ended
         launch_dependents();       // blocks of the second kernel may look at the counts from here on
     }
-    if (early || CUT::FN_FIRST) maker.ask_first();
+    maker.ask_first();
     __syncthreads();
     maker.run();
 }
@@ -288,12 +237,12 @@ __global__ void clear_kernel(int* finished, int tiles) {
     for (int i = threadIdx.x; i < tiles; i += THREADS) finished[i] = 0;
 }
 
-template <class CUT, int UNIT>
+template <class CUT>
 static cudaError_t launch(const Args& a, int groups, int early, float* sums, cudaStream_t stream) {
     static int known[DEVICES] = {};
     auto kernel = slices_kernel<CUT>;
-    auto rows = rows_kernel<CUT::MODE, UNIT>;
-    constexpr size_t ROWS_BYTES = sizeof(RowsShared<UNIT>);
+    auto rows = rows_kernel<CUT::MODE>;
+    constexpr size_t ROWS_BYTES = sizeof(RowsShared);
     static_assert(sizeof(SlicedShared<CUT>) <= 232448 && ROWS_BYTES <= 232448, "shared memory of an SM");
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
@@ -304,13 +253,6 @@ static cudaError_t launch(const Args& a, int groups, int early, float* sums, cud
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(SlicedShared<CUT>));
         if (error == cudaSuccess) error = cudaFuncSetAttribute(rows, cudaFuncAttributeMaxDynamicSharedMemorySize, ROWS_BYTES);
         if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-        if (error != cudaSuccess) return error;
-    }
-    Maps maps = {};
-    if (CUT::BOXES) {
-        error = make_box_map(&maps.residual, a.residual, a.tokens, STREAMS, HIDDEN);
-        if (error == cudaSuccess && CUT::MODE == SEAM) error = make_box_map(&maps.y, a.y, a.tokens, 1, HIDDEN);
-        if (error == cudaSuccess && CUT::MODE == SEAM) error = make_box_map(&maps.residual_out, a.residual_out, a.tokens, STREAMS, HIDDEN);
         if (error != cudaSuccess) return error;
     }
     const int tiles = (a.tokens + TILE - 1) / TILE;
@@ -335,7 +277,7 @@ static cudaError_t launch(const Args& a, int groups, int early, float* sums, cud
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = sizeof(SlicedShared<CUT>);
     config.numAttrs = early > 0 ? 1 : 0;
-    error = cudaLaunchKernelEx(&config, kernel, a, maps, sums, finished, early > 0);
+    error = cudaLaunchKernelEx(&config, kernel, a, sums, finished, early > 0);
     if (error != cudaSuccess) return error;
     config.gridDim = dim3((a.tokens + UNIT - 1) / UNIT);
     config.blockDim = dim3(MIXERS);
@@ -344,26 +286,14 @@ static cudaError_t launch(const Args& a, int groups, int early, float* sums, cud
     return cudaLaunchKernelEx(&config, rows, a, (const float*)sums, (const int*)finished, early > 1);
 }
 
-template <Mode M>
-static cudaError_t launch_by(const Args& a, int groups, int early, int unit, int fn, int boxes, float* sums, cudaStream_t stream) {
-    if (boxes && unit == 4) return launch<Sliced<M, true, true>, 4>(a, groups, early, sums, stream);
-    if (boxes) return launch<Sliced<M, true, true>, 8>(a, groups, early, sums, stream);
-    if (fn && unit == 4) return launch<Sliced<M, true, false>, 4>(a, groups, early, sums, stream);
-    if (fn) return launch<Sliced<M, true, false>, 8>(a, groups, early, sums, stream);
-    if (unit == 4) return launch<Sliced<M, false, false>, 4>(a, groups, early, sums, stream);
-    return launch<Sliced<M, false, false>, 8>(a, groups, early, sums, stream);
-}
-
 // groups: blocks of a slice, which go through the tiles side by side; 16 times as many multiprocessors are the first
 // kernel's. early: the first kernel begins with fn while the counts are being cleared (1), or while the kernel in front
-// ends (2: fn must not be written by anything that has not ended). unit: tokens that a block of the second kernel finishes, 8 or 4. fn: 1 reads fn in front of the first tiles. boxes: 1 moves tiles by the copy engine, fn first.
+// ends (2: fn must not be written by anything that has not ended).
 // sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16 tokens. Returns a cudaError_t; -1 for what was not compiled.
-extern "C" int mhc_many_launch(int mode, int groups, int early, int unit, int fn, int boxes, const Args* a, float* sums, void* stream) {
-    cudaStream_t on = (cudaStream_t)stream;
+extern "C" int mhc_many_launch(int mode, int groups, int early, const Args* a, float* sums, void* stream) {
     if (groups < 1 || early < 0 || early > 2) return -1;
-    if ((unit != 4 && unit != 8) || fn < 0 || fn > 1 || boxes < 0 || boxes > fn) return -1;
-    if (mode == SEAM) return launch_by<SEAM>(*a, groups, early, unit, fn, boxes, sums, on);
-    if (mode == PRE) return launch_by<PRE>(*a, groups, early, unit, fn, boxes, sums, on);
+    if (mode == SEAM) return launch<Sliced<SEAM>>(*a, groups, early, sums, (cudaStream_t)stream);
+    if (mode == PRE) return launch<Sliced<PRE>>(*a, groups, early, sums, (cudaStream_t)stream);
     return -1;
 }
 

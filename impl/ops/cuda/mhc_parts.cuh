@@ -9,9 +9,8 @@
 #endif
 
 constexpr int STREAMS = 4, TILE = 16, GATES = 20;  // GATES: post and comb of one token
-constexpr int SLOTS = 8;                           // partial products kept side by side by a chain
 constexpr int DEVICES = 64;                        // of a process, whose limits are remembered
-constexpr int KEPT = 32, KEPT_ROW = 21;            // tokens whose logits wait for their Sinkhorn, padded rows
+constexpr int KEPT_ROW = 21;                       // logits of a token that waits for its Sinkhorn, padded
 
 enum Mode { SEAM = 0, PRE = 1, HEAD = 2 };
 
@@ -29,39 +28,8 @@ extern "C" int mhc_args_bytes() { return sizeof(Args); }
 
 __host__ __device__ constexpr int outputs(Mode mode) { return mode == HEAD ? 8 : 24; }  // rows of fn, in tiles of 8
 
-// How a kernel is cut: blocks of a cluster, warps of a chain, chains of a block (each on its own tiles), blocks of an SM.
-// READ: how old streams and y go past the caches.
-template <Mode M, int CLUSTER_, int WARPS_, int CHAINS_, int RESIDENT_, Hint READ_ = STREAMING>
-struct Cut {
-    static constexpr Mode MODE = M;
-    static constexpr Hint READ = READ_;
-    static constexpr int CLUSTER = CLUSTER_, WARPS = WARPS_, CHAINS = CHAINS_, RESIDENT = RESIDENT_;
-    static constexpr int COLUMNS = HIDDEN / CLUSTER, GROUPS = COLUMNS / 32, G = GROUPS / WARPS;  // 32 columns a group
-    static constexpr int OUTPUTS = outputs(MODE), OWNED = TILE / CLUSTER;  // tokens of a tile whose Sinkhorn is here
-    static constexpr bool X_SHARED = MODE != HEAD && CLUSTER == 16;  // where registers are short and shared memory is not
-    static_assert(G * WARPS == GROUPS && WARPS >= 8, "columns go round, and 256 threads sum up");
-};
-
-template <class CUT>
-struct Chain {
-    static constexpr bool HEADS = CUT::MODE == HEAD;
-    float4 gates[2][CUT::CLUSTER][TILE];    // PRE gates of every block's columns
-    float2 squares[2][CUT::CLUSTER][TILE];  // of streams, of the layer input of the tile before
-    uint4 x[CUT::X_SHARED ? 2 * CUT::G * CUT::WARPS * 32 : 1];  // a thread's own layer input, not yet normalized
-    float products[SLOTS][TILE * CUT::OUTPUTS];
-    float warp_squares[2][CUT::WARPS][TILE];
-    float owner[2][CUT::CLUSTER][CUT::OWNED][GATES];  // POST gates and mixing logits of the tokens this block owns
-    float post[2][TILE][4], comb[2][TILE][16];        // of this tile and the next
-    uint64_t ready[2];                                // sums of the tile and gates of the next have come
-    float kept[HEADS ? 1 : KEPT][KEPT_ROW];
-};
-
-template <class CUT>
-struct Shared {
-    uint4 fn[CUT::GROUPS * STREAMS * CUT::OUTPUTS / 8][2][32];  // high and low terms in fragment order
-    float norm[CUT::MODE == HEAD ? 4 : CUT::COLUMNS];
-    Chain<CUT> chain[CUT::CHAINS];
-};
+// Where a row's piece of 16 bytes lies. Lanes that read at once have rows t and t + 4, which lie half of the banks apart.
+__device__ __forceinline__ int piece_at(int row, int piece) { return piece ^ (row & 7); }
 
 __device__ __forceinline__ float sigmoid(float v) { return 1.0f / (1.0f + __expf(-v)); }
 
@@ -77,19 +45,17 @@ __device__ __forceinline__ uint32_t new_pair(float post, const float (&c)[4], ui
 // fn's columns of this block in the order in which lanes need them: lane (n, t) of an 8x32 patch holds row n,
 // columns 8t..8t+7, which serve two k-steps. Any order of k will do so long as the streams use the same one. AT_ONCE: how
 // many of its pieces a thread asks for before it waits for one.
-template <class CUT, int AT_ONCE = 4, class SHARED>
+template <class CUT, int THREADS, int AT_ONCE, class SHARED>
 __device__ void keep_fn(SHARED& s, const float* fn, int first_column) {
-    constexpr int N = CUT::OUTPUTS / 8, THREADS = CUT::CHAINS * CUT::WARPS * 32;
+    constexpr int N = CUT::OUTPUTS / 8;
 #pragma unroll AT_ONCE
     for (int i = threadIdx.x; i < CUT::GROUPS * STREAMS * N * 32; i += THREADS) {
         const int lane = i & 31, patch = i >> 5;
         const int row = (patch % N) * 8 + (lane >> 2), stream = patch / N % STREAMS, group = patch / N / STREAMS;
-        float f[8] = {};
-        if (CUT::MODE != HEAD || row < STREAMS) {
-            const float* p = fn + (size_t)row * STREAMS * HIDDEN + stream * HIDDEN + first_column + group * 32 + (lane & 3) * 8;
-            *(float4*)f = *(const float4*)p;
-            *(float4*)(f + 4) = *(const float4*)(p + 4);
-        }
+        const float* p = fn + (size_t)row * STREAMS * HIDDEN + stream * HIDDEN + first_column + group * 32 + (lane & 3) * 8;
+        float f[8];
+        *(float4*)f = *(const float4*)p;
+        *(float4*)(f + 4) = *(const float4*)(p + 4);
         uint32_t hi[4], lo[4];
 #pragma unroll
         for (int k = 0; k < 4; k++) {

@@ -7,8 +7,8 @@
 constexpr int SLICES = 16;             // of the columns, in the first kernel
 constexpr int SUMS = 32;               // a token's sums of one slice, padded: 24 products, then squares
 constexpr int MIXERS = 256;            // threads of a block
+constexpr int UNIT = 4;                // tokens of a block
 
-template <int UNIT>
 struct RowsShared {
     uint4 streams[STREAMS][HIDDEN / 8];
     float sums[SLICES][SUMS];
@@ -18,16 +18,16 @@ struct RowsShared {
 
 // A block finishes UNIT tokens of one tile, one after the other. A thread asks for its own columns of the next token as soon as
 // it has those of the last in registers.
-template <Mode M, int UNIT>
+template <Mode M>
 struct Finisher {
     static_assert(TILE % UNIT == 0 && UNIT <= 32, "a block waits for one tile, and a warp has a lane for each of its tokens");
     static constexpr int PIECES = HIDDEN / 8 / MIXERS;  // of 8 columns, of a thread
     const Args& a;
-    RowsShared<UNIT>& s;
+    RowsShared& s;
     const float* sums;
     const int first, end, thread, warp, lane;
 
-    __device__ __forceinline__ Finisher(const Args& a, RowsShared<UNIT>& s, const float* sums)
+    __device__ __forceinline__ Finisher(const Args& a, RowsShared& s, const float* sums)
         : a(a), s(s), sums(sums), first(blockIdx.x * UNIT), end(first + UNIT < a.tokens ? first + UNIT : a.tokens),
           thread(threadIdx.x), warp(thread >> 5), lane(thread & 31) {}
 
@@ -106,11 +106,11 @@ struct Finisher {
     }
 };
 
-template <Mode M, int UNIT>
+template <Mode M>
 __global__ void __launch_bounds__(MIXERS, 4) rows_kernel(const Args a, const float* sums, const int* finished, bool early) {
     if (early) launch_dependents();  // for the next call's first kernels
     if (threadIdx.x == 0) wait_count(finished + blockIdx.x * UNIT / TILE, SLICES);
     __syncthreads();
-    Finisher<M, UNIT>(a, *reinterpret_cast<RowsShared<UNIT>*>(dynamic_shared()), sums).run();
+    Finisher<M>(a, *reinterpret_cast<RowsShared*>(dynamic_shared()), sums).run();
     if (blockIdx.x == gridDim.x - 1) wait_for_prerequisites();  // this kernel ends after the other
 }

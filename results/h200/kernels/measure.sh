@@ -21,20 +21,24 @@ step() { # NAME SECONDS COMMAND...
 
 ops() { for op in $small; do printf -- '--op %s ' "$op"; done; }
 
-points() { # of the seam and PRE, one a line: operation, parameters
-    for point in '{"groups":7}' '{"groups":6}' '{"cluster":8,"warps":8,"chains":1}'; do
+points() { # one a line: operation, parameters
+    for point in '{"groups":7}' '{"groups":7,"early":2}'; do
         echo "mhc_seam $point"
         echo "mhc_pre $point"
+    done
+    for point in '{"cluster":8,"chains":2}' '{"cluster":16,"chains":3}'; do
+        echo "mhc_post_head $point"
+        echo "mhc_post_mean_head $point"
     done
 }
 
 sanitize() { # TOOL: a few tokens of every CUDA kernel, and a whole tile and a part of one for the others
     for tokens in 6 149; do
-        for op in mhc_seam mhc_pre mhc_post_head mhc_post_mean_head; do
+        for op in mhc_seam mhc_pre mhc_post mhc_post_mean mhc_post_head mhc_post_mean_head; do
             compute-sanitizer --tool "$1" --error-exitcode 9 "$python" -m impl.bench.one --op $op --tokens $tokens --calls 1 || return
         done
     done
-    (points; for more in '{"groups":5}' '{"splits":128,"tiles":4}' '{"groups":7,"early":2,"unit":4,"fn":1}' '{"groups":7,"unit":4,"fn":1}' '{"groups":7,"unit":4,"fn":1,"boxes":1}'; do
+    (points; for more in '{"groups":5}' '{"groups":7,"early":1}' '{"splits":128,"tiles":4}'; do
         echo "mhc_seam $more"
         echo "mhc_pre $more"
     done) | while read -r op point; do
@@ -46,7 +50,7 @@ profile() {
     "$python" -m impl.bench.one --op mhc_seam --tokens 17 || return
     points | while read -r op point; do
         name="$out/$op-$(echo "$point" | tr -dc 'a-z0-9')"
-        ncu --set full --import-source yes --kernel-name 'regex:(slices|rows|mhc)_kernel' --launch-skip 2 --launch-count 2 -f \
+        ncu --set full --import-source yes --kernel-name 'regex:(slices|rows|heads)_kernel' --launch-skip 2 --launch-count 2 -f \
             -o "$name" "$python" -m impl.bench.one --op "$op" --parameters "$point" || exit
         ncu --import "$name.ncu-rep" --page details --csv >"$name-details.csv"
         ncu --import "$name.ncu-rep" --page source --print-source sass --csv >"$name-source.csv"

@@ -197,7 +197,7 @@ def test_without_a_compiler_or_what_it_built_another_backend_is_taken(monkeypatc
         function.cache_clear()
     assert "nvcc was not found" in dispatch.missing("cuda")
     assert dispatch.backend("mhc_post", "cuda:0", PICO, 8).backend == "torch"
-    for name in ("mhc", "mhc_few", "mhc_many", "mhc_post"):
+    for name in ("mhc_few", "mhc_heads", "mhc_many", "mhc_post"):
         build.built(name).touch()
     for function in forgotten:
         function.cache_clear()

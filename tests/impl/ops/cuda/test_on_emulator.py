@@ -45,7 +45,7 @@ def libraries(tmp_path_factory):
     for path in Path(__file__).with_name("emulator").iterdir():
         shutil.copy(path, folder)
     made = {}
-    for name in ("mhc", "mhc_few", "mhc_many", "mhc_post"):
+    for name in ("mhc_few", "mhc_heads", "mhc_many", "mhc_post"):
         source = shutil.copy(build.SOURCES / f"{name}.cu", folder / f"{name}.cpp")
         target = folder / f"{name}.so"
         subprocess.run([COMPILER, *FLAGS, "-I", folder, "-o", target, source], check=True)
@@ -90,7 +90,7 @@ def tokens_of(variant):
         return [16 * 6 + 5]
     if "tiles" in variant:  # a block with all of its tiles, and one with a part of them
         return [16 * variant["tiles"] + 21]
-    return [16 * 2 * variant["chains"] + 5] if "cluster" in variant else [1, 17]
+    return [16 * 2 * variant["chains"] * variant["stages"] + 5] if "cluster" in variant else [1, 17]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,7 @@ def test_an_output_a_token_beside_its_input_is_refused(emulated):
         kernels.seam(whole[:2], a["y"], a["post"], a["comb"], WEIGHTS["weights"], residual_out=whole[1:], splits=64)
 
 
-HINTS = [{"cluster": 8, "warps": 8, "chains": 1, "hint": hint} for hint in kernels.HINTS.values()]
-HEADS = [{"splits": 64}, {"splits": 128}, *HINTS]
+HEADS = [{"splits": 64}, {"splits": 128}, {"cluster": 8}, {"cluster": 16, "chains": 3}]
 
 
 @pytest.mark.parametrize("variant", HEADS)
@@ -187,21 +186,21 @@ def test_a_library_that_lays_its_arguments_out_otherwise_is_refused(libraries, m
     for name, library in libraries.items():
         assert kernels.checked(name, library) is library
     stale = types.SimpleNamespace(mhc_args_bytes=lambda: ctypes.sizeof(kernels._Args) - 8)
-    with pytest.raises(RuntimeError, match=r"mhc\.cu reads arguments of .* bytes, mhc\.py writes .*: build it again"):
-        kernels.checked("mhc", stale)
+    with pytest.raises(RuntimeError, match=r"mhc_few\.cu reads arguments of .* bytes, mhc\.py writes .*: build it again"):
+        kernels.checked("mhc_few", stale)
 
 
 def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
     """Three at once in a library of its own: one keeps how many fit."""
-    library = ctypes.CDLL(str(shutil.copy(libraries["mhc"]._name, tmp_path / "own.so")))
+    library = ctypes.CDLL(str(shutil.copy(libraries["mhc_heads"]._name, tmp_path / "own.so")))
     ctypes.c_int.in_dll(library, "emulator_resident").value = 3
     monkeypatch.setattr(kernels, "_library", lambda _name, _device: library)
-    found = check("mhc_seam", partial(kernels.seam, cluster=8, warps=8, chains=1), acts(16 * 4 + 1))
+    found = check("mhc_post_head", partial(kernels.post_head, cluster=8, chains=1, stages=2), acts(16 * 7 + 1))
     assert found["ok"], found
     assert ctypes.c_int.in_dll(library, "emulator_clusters").value == 3
 
 
-@pytest.mark.parametrize("variant", [{"splits": 64}, {"groups": 1}, {"cluster": 16, "warps": 8, "chains": 2}])
+@pytest.mark.parametrize("variant", [{"splits": 64}, {"groups": 1}])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
     a = acts(21)
     batch = kernels.seam(*four(a), WEIGHTS["weights"], **variant)
@@ -211,10 +210,8 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(emulated, variant):
 
 
 @pytest.mark.parametrize("op", ["mhc_seam", "mhc_pre"])
-@pytest.mark.parametrize(
-    "more", [{"unit": 4}, {"fn": 1}, {"unit": 4, "fn": 1, "early": 2}, {"unit": 4, "fn": 1, "boxes": 1}]
-)
-def test_how_the_work_is_cut_leaves_the_bits_alone(emulated, op, more):
+@pytest.mark.parametrize("more", [{"early": 1}, {"early": 2}])
+def test_when_the_kernels_start_leaves_the_bits_alone(emulated, op, more):
     a = acts(16 * 3 + 5)
     plain = computed(op, partial(kernels.OPERATIONS[op], groups=1), a)
     cut = computed(op, partial(kernels.OPERATIONS[op], groups=1, **more), a)
@@ -236,10 +233,10 @@ def test_tiles_of_a_block_leave_the_bits_alone(emulated, op, tiles):
         assert all(torch.equal(x, y) for x, y in zip(alone, placed, strict=True))
 
 
-@pytest.mark.parametrize("more", [{"unit": 16}, {"unit": 0}, {"fn": 2}, {"fn": -1}])
-def test_another_cut_of_the_rows_is_named(emulated, more):
-    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups 1, early 0, unit"):
-        kernels.seam(*four(acts(1)), WEIGHTS["weights"], groups=1, **more)
+@pytest.mark.parametrize("tuning", [{"groups": 0}, {"groups": 1, "early": 3}, {"groups": 1, "early": -1}])
+def test_another_cut_of_the_tiles_is_named(emulated, tuning):
+    with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups"):
+        kernels.seam(*four(acts(1)), WEIGHTS["weights"], **tuning)
 
 
 def test_no_tiles_is_named(emulated):
@@ -248,9 +245,10 @@ def test_no_tiles_is_named(emulated):
 
 
 def test_what_was_not_compiled_is_named(emulated):
-    with pytest.raises(RuntimeError, match=r"mhc\.cu: no kernel of cluster 4, warps 8"):
-        kernels.seam(*four(acts(1)), WEIGHTS["weights"], cluster=4)
-    with pytest.raises(RuntimeError, match=r"mhc\.cu: no kernel of cluster 8, warps 8, chains 1, blocks 1, hint 1"):
-        kernels.seam(*four(acts(1)), WEIGHTS["weights"], cluster=8, hint=1)  # the heads' alone
+    out = torch.empty_like(acts(1)["y"])
+    with pytest.raises(RuntimeError, match=r"mhc_heads\.cu: no kernel of cluster 8, chains 3, stages 1, blocks 1"):
+        kernels.post_head(*four(acts(1)), WEIGHTS["head"], out, cluster=8, chains=3)
+    with pytest.raises(ValueError, match="unknown tuning cluster=8: known are groups, early"):
+        kernels.seam(*four(acts(1)), WEIGHTS["weights"], cluster=8)  # the heads' alone
     with pytest.raises(RuntimeError, match=r"mhc_few\.cu: no kernel of splits 3"):
         kernels.pre(acts(1)["residual"], WEIGHTS["weights"], splits=3)

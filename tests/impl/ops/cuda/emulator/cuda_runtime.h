@@ -65,15 +65,8 @@ struct Copy {  // on its way
     const char* from;
 };
 
-struct Store {  // of a box on its way: from shared memory until it has been read, then from here
-    std::function<void(std::vector<char>&)> read;
-    std::function<void(const std::vector<char>&)> write;
-    std::vector<char> bytes;
-};
-
 struct Thread {
     std::vector<Copy> copies;
-    std::vector<Store> stores;
     ucontext_t context;
     std::vector<char> stack;
     Block* block;

@@ -156,44 +156,7 @@ inline void fetch_box(void* place, const BoxMap& map, int column, int token, uin
         settle(count(barrier));
     }});
 }
-inline void read_box(emulator::Store& store) {
-    if (store.bytes.empty()) store.read(store.bytes);
-}
-inline void store_box_kept(const BoxMap& map, const void* place, int column, int token) {
-    check_box(place, column);
-    const BoxMap kept = map;
-    const size_t bytes = (size_t)map.streams * 16 * 128;
-    emulator::now->stores.push_back({
-        [=](std::vector<char>& to) { to.assign((const char*)place, (const char*)place + bytes); },
-        [=](const std::vector<char>& from) {
-            kept.pieces(column, token, [&](char* memory, int at) {
-                if (memory) memcpy(memory, from.data() + at, 16);
-            });
-        }, {}});
-    if (sometimes()) read_box(emulator::now->stores.back());
-}
-inline void wait_boxes_read() {
-    for (auto& store : emulator::now->stores) read_box(store);
-}
-template <int LEFT>
-void wait_boxes() {
-    auto& stores = emulator::now->stores;
-    while (stores.size() > LEFT) {
-        read_box(stores.front());
-        stores.front().write(stores.front().bytes);
-        stores.erase(stores.begin());
-    }
-}
-inline void show_to_boxes() {}
-
-// A team of 128 counts what it has written: of its stores at most the last one of each thread is on its way.
-inline void count_up(int* count) {
-    const emulator::Thread& me = *emulator::now;
-    for (auto& t : emulator::cluster->threads)
-        if (t->block == me.block && t->index / 128 == me.index / 128 && t->stores.size() > 1)
-            fprintf(stderr, "emulator: thread %u counts before thread %u has written\n", me.index, t->index), abort();
-    ++*count;
-}
+inline void count_up(int* count) { ++*count; }
 inline void wait_count(const int* count, int wanted) {
     emulator::wait_for("a count", [&] { return *count >= wanted; });
     if (*count > wanted) fprintf(stderr, "emulator: a count of %d where %d end it\n", *count, wanted), abort();

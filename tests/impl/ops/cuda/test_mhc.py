@@ -1,4 +1,4 @@
-"""mHC in CUDA C++ by clusters: its checks on a Hopper GPU, and that what it refuses is named."""
+"""mHC in CUDA C++: its checks on a Hopper GPU, and that what it refuses is named."""
 
 from functools import partial
 
@@ -49,8 +49,8 @@ def test_other_widths_are_refused():
 
 
 def test_unknown_tuning_is_named():
-    with pytest.raises(ValueError, match=r"unknown tuning warp=8: known are cluster, warps"):
-        kernels.pre(torch.zeros(2, 4, 4096, dtype=torch.bfloat16), seam_weights(4096), warp=8)
+    with pytest.raises(ValueError, match=r"unknown tuning group=8: known are groups, early"):
+        kernels.pre(torch.zeros(2, 4, 4096, dtype=torch.bfloat16), seam_weights(4096), group=8)
     tile = torch.zeros(2, 4, 4096, dtype=torch.bfloat16), torch.zeros(2, 4096, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="unknown hint 'none': known are streaming"):
         kernels.post_streams(*tile, torch.zeros(2, 4), torch.zeros(2, 4, 4), hint="none")
@@ -73,7 +73,7 @@ def test_no_compiler_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("DSBENCH_KERNEL_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "compiler", lambda: None)
     with pytest.raises(build.NoCompiler, match="set CUDA_HOME"):
-        build.build("mhc")
+        build.build("mhc_heads")
     assert not list(tmp_path.iterdir())
 
 
