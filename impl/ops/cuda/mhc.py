@@ -239,7 +239,7 @@ _FEW: list[dict[str, Any]] = [
 _MANY: list[dict[str, Any]] = [*({"groups": 7, "early": early} for early in (2, 0, 1)), {"groups": 6}]
 _HEAD: list[dict[str, Any]] = [
     {"cluster": cluster, "chains": chains, "stages": stages, "blocks": blocks}
-    for cluster, chains, stages, blocks in ((8, 2, 1, 1), (8, 1, 2, 1), (16, 3, 1, 1), (16, 1, 2, 2))
+    for cluster, chains, stages, blocks in ((8, 2, 1, 1), (16, 3, 1, 1), (16, 1, 2, 2))
 ]
 _POST: list[dict[str, Any]] = [{"threads": threads, "hint": hint} for hint in HINTS for threads in (128, 256, 512)]
 VARIANTS: Mapping[str, Sequence[Mapping[str, Any]]] = {

@@ -328,7 +328,6 @@ extern "C" int mhc_heads_launch(int cluster, int chains, int stages, int blocks,
     if (cluster == C && chains == K && stages == S && blocks == R)           \
         return a->mean ? launch<Cut<C, K, S, R, true>>(*a, (cudaStream_t)stream) : launch<Cut<C, K, S, R, false>>(*a, (cudaStream_t)stream);
     PICK(8, 2, 1, 1)
-    PICK(8, 1, 2, 1)
     PICK(16, 3, 1, 1)
     PICK(16, 1, 2, 2)
     return -1;

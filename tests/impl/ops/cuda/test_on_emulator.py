@@ -186,7 +186,9 @@ def test_a_library_that_lays_its_arguments_out_otherwise_is_refused(libraries, m
     for name, library in libraries.items():
         assert kernels.checked(name, library) is library
     stale = types.SimpleNamespace(mhc_args_bytes=lambda: ctypes.sizeof(kernels._Args) - 8)
-    with pytest.raises(RuntimeError, match=r"mhc_few\.cu reads arguments of .* bytes, mhc\.py writes .*: build it again"):
+    with pytest.raises(
+        RuntimeError, match=r"mhc_few\.cu reads arguments of .* bytes, mhc\.py writes .*: build it again"
+    ):
         kernels.checked("mhc_few", stale)
 
 
@@ -195,7 +197,7 @@ def test_clusters_part_the_tiles(emulated, libraries, monkeypatch, tmp_path):
     library = ctypes.CDLL(str(shutil.copy(libraries["mhc_heads"]._name, tmp_path / "own.so")))
     ctypes.c_int.in_dll(library, "emulator_resident").value = 3
     monkeypatch.setattr(kernels, "_library", lambda _name, _device: library)
-    found = check("mhc_post_head", partial(kernels.post_head, cluster=8, chains=1, stages=2), acts(16 * 7 + 1))
+    found = check("mhc_post_head", partial(kernels.post_head), acts(16 * 13 + 1))
     assert found["ok"], found
     assert ctypes.c_int.in_dll(library, "emulator_clusters").value == 3
 
