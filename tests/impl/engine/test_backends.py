@@ -145,3 +145,5 @@ def test_an_engines_shapes_have_one_point_whatever_the_tokens(monkeypatch, op, d
     assert len(points) == 1
     if op in ("mhc_pre", "mhc_seam", "mhc_post_head", "mhc_post_mean_head"):
         assert {"tokens", "columns", "span"} <= dispatch.backend(op, "cuda:0", dims, 8).parameters.keys()
+
+

@@ -138,7 +138,9 @@ def test_queries_that_would_be_written_elsewhere_are_refused(change, message):
     whole = normal(5, 2, PICO.head_dim).bfloat16()
     before, eps = whole.clone(), torch.tensor([1e-6], device=DEVICE)
     with pytest.raises(ValueError, match=message):
-        query_kernel.query_norm_rope(whole[:4], torch.arange(4, device=DEVICE), table(PICO), eps, out=change(whole))
+        query_kernel.query_norm_rope(
+            whole[:4], torch.arange(4, device=DEVICE), table(PICO), eps, out=change(whole)
+        )
     assert torch.equal(whole, before)
 
 
