@@ -12,6 +12,7 @@ from typing import Any, Literal
 from dsbench import records
 from dsbench.engines import devices
 from dsbench.engines.engine import ReadBack, Running, read_ranks
+from dsbench.engines.neighbours import Neighbours
 from dsbench.engines.secrets import redact, redact_files
 from dsbench.engines.server import EngineFailed
 from dsbench.engines.under_load import UnderLoad
@@ -102,7 +103,8 @@ def record_devices(
 class BootLogs:
     """What is seen of one boot while it runs: what its logs have got since a moment, and at its end the faults.
 
-    From the first mark on its GPUs are looked at, too: that they were slowed down is as much a fault.
+    Its GPUs are looked at, too: that somebody else was on them, or that they were slowed down while the engine was
+    measured, is as much a fault.
     """
 
     def __init__(self, of_boot: dict[str, Any], writer: RecordWriter) -> None:
@@ -112,16 +114,19 @@ class BootLogs:
         self._marks: dict[Path, int] = {}
         self._recorded = False
         self._load: UnderLoad | None = None
+        self._neighbours: Neighbours | None = None
 
     def watch(self, running: Running) -> None:
         self._running = running
+        self._neighbours = Neighbours(running.session, running.boot_dir)
+        self._load = UnderLoad(running.visible_gpus, self._neighbours)
+        self._load.start()
+        weakref.finalize(self, self._load.over.set)  # of a boot that is broken off
 
     def mark(self) -> None:
         """From here on lines are new, and the engine is measured."""
-        if self._load is None and not self._recorded and self._running is not None and self._running.alive():
-            self._load = UnderLoad(self._running.visible_gpus)
-            self._load.start()
-            weakref.finalize(self, self._load.over.set)  # of a boot that is broken off
+        if self._load is not None and self._running is not None and self._running.alive():
+            self._load.measure()
         self._marks = {path: _size(path) for path in self._logs()}
 
     def compiled(self) -> str:
@@ -147,6 +152,8 @@ class BootLogs:
             record_devices(self._of_boot, "measured", seen, self._writer)
             for line in slowed:
                 self._writer.write(records.Finding(**self._of_boot, code="device-slowed", text=line))
+            for line in self._neighbours.lines() if self._neighbours else ():
+                self._writer.write(records.Finding(**self._of_boot, code="device-busy", text=line))
         for path in self._logs():
             try:
                 found = fatal_findings(redact(path.read_bytes().decode("utf-8", "replace")))  # before they are cut

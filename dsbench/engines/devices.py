@@ -140,6 +140,12 @@ def load(asked: Any, handle: Any) -> dict[str, Any]:
     }
 
 
+def processes(asked: Any, handle: Any) -> list[int] | None:
+    """Ids of the processes that compute on one GPU; None where NVML does not say."""
+    running = _ask(asked, lambda: asked.nvmlDeviceGetComputeRunningProcesses(handle))
+    return None if running is None else [process.pid for process in running]
+
+
 def energy(asked: Any, handle: Any) -> int | None:
     """Millijoules that a GPU has taken since its driver was loaded; None where NVML does not count them."""
     counted = _ask(asked, lambda: asked.nvmlDeviceGetTotalEnergyConsumption(handle))
@@ -156,13 +162,12 @@ def _ask(asked: Any, question: Callable[[], Any]) -> Any:
 def _gpu(asked: Any, handle: Any) -> dict[str, Any]:
     """One GPU. `processes` are ids of others that compute on it."""
     memory = _ask(asked, lambda: asked.nvmlDeviceGetMemoryInfo(handle))
-    running = _ask(asked, lambda: asked.nvmlDeviceGetComputeRunningProcesses(handle))
     return {
         "name": _ask(asked, lambda: nvml.text(asked.nvmlDeviceGetName(handle))),
         "driver": _ask(asked, lambda: nvml.text(asked.nvmlSystemGetDriverVersion())),
         "used_bytes": None if memory is None else int(memory.used),
         "total_bytes": None if memory is None else int(memory.total),
-        "processes": None if running is None else [process.pid for process in running],
+        "processes": processes(asked, handle),
         "power_limit_milliwatts": _ask(asked, lambda: asked.nvmlDeviceGetEnforcedPowerLimit(handle)),
         "memory_clock_mhz": _ask(asked, lambda: asked.nvmlDeviceGetClockInfo(handle, asked.NVML_CLOCK_MEM)),
         **load(asked, handle),

@@ -51,6 +51,11 @@ class Visit:
         """Those of this process: the server's are not known from here."""
         return os.environ.get("CUDA_VISIBLE_DEVICES")
 
+    @property
+    def session(self) -> int | None:
+        """The server is somebody else's."""
+        return None
+
     def __enter__(self) -> Visit:
         return self
 

@@ -33,6 +33,10 @@ class Running(Protocol):
     def visible_gpus(self) -> str | None:
         """CUDA_VISIBLE_DEVICES of its processes."""
 
+    @property
+    def session(self) -> int | None:
+        """Session of its processes; None where this harness does not start it."""
+
     def __enter__(self) -> Running: ...
 
     def __exit__(

@@ -89,6 +89,11 @@ class Server:
         """CUDA_VISIBLE_DEVICES of its processes."""
         return self._environment.get("CUDA_VISIBLE_DEVICES")
 
+    @property
+    def session(self) -> int | None:
+        """Session of its processes: the first one leads it."""
+        return self.process.pid
+
     def __enter__(self) -> Server:
         self._oom_kills = oom_kills()
         with self.log.open("wb") as log:

@@ -14,15 +14,19 @@ GONE_S = 2.0
 
 def strays(folder: Path) -> list[int]:
     """Ids of running processes whose boot folder is `folder` or lies under it; the caller itself is none."""
+    found = [int(process.name) for process in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in found if pid != os.getpid() and of_boot(pid, folder)]
+
+
+def of_boot(pid: int, folder: Path) -> bool:
+    """Whether the boot folder of a running process is `folder` or lies under it."""
     place = os.fsencode(folder.resolve())
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            for variable in (process / "environ").read_bytes().split(b"\0"):
-                named = variable.removeprefix(VARIABLE)
-                if named != variable and (named == place or named.startswith(place + b"/")):
-                    found.append(int(process.name))
-    return [pid for pid in found if pid != os.getpid()]
+    with contextlib.suppress(OSError):
+        for variable in Path("/proc", str(pid), "environ").read_bytes().split(b"\0"):
+            named = variable.removeprefix(VARIABLE)
+            if named != variable and (named == place or named.startswith(place + b"/")):
+                return True
+    return False
 
 
 def end_strays(folder: Path) -> list[int]:

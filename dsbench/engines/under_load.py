@@ -1,7 +1,7 @@
-"""Accelerators while an engine is measured: power, clocks and throttling, looked at by a thread of its own.
+"""Accelerators while an engine runs: who is on them, and while it is measured power, clocks and throttling.
 
-Beside a boot a GPU is idle; what it does under load shows only meanwhile. One look a second asks NVML four things and
-nothing of the engine.
+Beside a boot a GPU is idle; what it does under load shows only meanwhile. A thread of its own looks once a second, and
+asks NVML five things and nothing of the engine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from dsbench.engines import devices, nvml
+from dsbench.engines.neighbours import Neighbours
 
 LOOK_S = 1.0
 SLOWED = {
@@ -25,13 +26,16 @@ LOOKED_AT = ("power_milliwatts", "sm_clock_mhz", "temperature_c")
 
 
 class UnderLoad:
-    """The looks at the GPUs of one boot, from `start` to `stop`."""
+    """The looks at the GPUs of one boot, from `start` to `stop`; at their load from `measure` on."""
 
-    def __init__(self, visible: str | None, every_s: float = LOOK_S) -> None:
+    def __init__(self, visible: str | None, neighbours: Neighbours, every_s: float = LOOK_S) -> None:
         """`visible` is CUDA_VISIBLE_DEVICES of the engine."""
         self.over = threading.Event()
         """Set, it ends the thread."""
         self._visible = visible
+        self._neighbours = neighbours
+        self._measured = threading.Event()
+        self._wake = threading.Event()
         self._every_s = every_s
         self._looks: dict[int, list[dict[str, Any]]] = {}
         self._energy: dict[int, int | None] = {}
@@ -45,6 +49,11 @@ class UnderLoad:
         if not nvml.gave_up():
             self._thread.start()
 
+    def measure(self) -> None:
+        """From here on the load counts; the next look is now."""
+        self._measured.set()
+        self._wake.set()
+
     def stop(self) -> tuple[dict[str, Any], list[str]]:
         """What the looks saw, and a line for each GPU that a fault of the machine slowed down.
 
@@ -53,6 +62,7 @@ class UnderLoad:
         where the looks did not go on to the end, and says why.
         """
         self.over.set()
+        self._wake.set()
         why = nvml.gave_up()
         if self._thread.ident is not None:
             self._thread.join(max(LOOK_S, self._answered + nvml.ANSWER_S - time.monotonic()))
@@ -78,14 +88,20 @@ class UnderLoad:
     def _look_at(self, asked: Any) -> None:
         numbers = devices.seen_by_engine(self._visible, asked.nvmlDeviceGetCount())
         handles = {number: asked.nvmlDeviceGetHandleByIndex(number) for number in numbers}
-        first = {number: devices.energy(asked, handle) for number, handle in handles.items()}
+        first: dict[int, int | None] = {}
         while not self.over.is_set():
+            measured = self._measured.is_set()
+            if measured and not first:
+                first = {number: devices.energy(asked, handle) for number, handle in handles.items()}
             for number, handle in handles.items():
-                self._looks.setdefault(number, []).append(devices.load(asked, handle))
+                self._neighbours.see(number, devices.processes(asked, handle))
+                if measured:
+                    self._looks.setdefault(number, []).append(devices.load(asked, handle))
                 self._answered = time.monotonic()
-            self.over.wait(self._every_s)
-        for number, handle in handles.items():
-            began, ended = first[number], devices.energy(asked, handle)
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+        for number in first:
+            began, ended = first[number], devices.energy(asked, handles[number])
             self._energy[number] = None if began is None or ended is None else ended - began
 
     def _summary(self, number: int, looks: list[dict[str, Any]]) -> dict[str, Any]:

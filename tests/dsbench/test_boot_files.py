@@ -82,7 +82,7 @@ def test_a_fault_is_redacted_before_it_is_cut(gap, tmp_path, monkeypatch):
         engine.log.write_text(f"{words}{'y' * gap}{key}{'z' * 40_000}\n")
         wrote = []
         logs = BootLogs({"boot": 1}, SimpleNamespace(write=wrote.append))
-        logs.watch(SimpleNamespace(logs=lambda: [engine.log]))
+        logs.watch(SimpleNamespace(logs=lambda: [engine.log], session=None, boot_dir=tmp_path, visible_gpus=None))
         logs.record_faults()
         told = logs.compiled() if compiles else wrote[0].text.partition("memory ")[2]
         assert len(told) > 100

@@ -13,6 +13,7 @@ from dsbench import fingerprint as machine
 from dsbench import records as r
 from dsbench.engines import devices, nvml
 from dsbench.engines.gpu_lock import gpus_of
+from dsbench.engines.neighbours import Neighbours
 from dsbench.engines.under_load import UnderLoad
 from dsbench.execute import execute
 from dsbench.judge import judge
@@ -146,14 +147,15 @@ def test_a_text_is_one_line(value):
 
 
 @pytest.fixture
-def looked(driver, monkeypatch):
+def looked(driver, monkeypatch, tmp_path):
     """Looks at the GPU, something that happens after some of them, and then what is told; no thread may fail."""
     failed = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
 
     def look(what, wait_s):
-        load = UnderLoad(None, every_s=0.001)
+        load = UnderLoad(None, Neighbours(None, tmp_path), every_s=0.001)
         load.start()
+        load.measure()
         deadline = time.monotonic() + 10
         while driver.asked.count("nvmlDeviceGetPowerUsage") < 3 and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -165,12 +167,12 @@ def looked(driver, monkeypatch):
     assert failed == []
 
 
-def test_a_driver_that_hangs_under_load_holds_nobody_up(looked, driver):
+def test_a_driver_that_hangs_under_load_holds_nobody_up(looked, driver, tmp_path):
     seen, _ = looked(None, ANSWER_S)
     assert seen["unknown"] == HUNG
     assert seen["gpus"][0]["looks"] >= 2
     asked = list(driver.asked)
-    again = UnderLoad(None)
+    again = UnderLoad(None, Neighbours(None, tmp_path))
     again.start()
     assert seconds(lambda: again.stop()) < 0.3
     assert again.stop()[0]["unknown"] == HUNG

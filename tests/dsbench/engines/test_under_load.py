@@ -1,6 +1,7 @@
 """GPUs are looked at while an engine is measured; NVML is a stub at its boundary."""
 
 import contextlib
+import os
 import threading
 import time
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 from dsbench import records as r
 from dsbench import store
 from dsbench.engines import devices, under_load
+from dsbench.engines.neighbours import Neighbours
 from dsbench.engines.under_load import UnderLoad
 from dsbench.execute import execute
 from dsbench.judge import judge
@@ -27,8 +29,8 @@ class Nvml:
     NVMLError = Error
     NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = NVML_CLOCK_MEM = 0
 
-    def __init__(self, *looks, gpus=1, refuse=()):
-        self.looks, self.gpus, self.refuse = list(looks), gpus, refuse
+    def __init__(self, *looks, gpus=1, refuse=(), pids=()):
+        self.looks, self.gpus, self.refuse, self.pids = list(looks), gpus, refuse, pids
         self.asked, self.seen, self.joules = [], 0, 0
 
     def nvmlDeviceGetCount(self):
@@ -56,7 +58,7 @@ class Nvml:
         return SimpleNamespace(used=3, total=9)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return []
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
 
     def answer(self, what, value):
         if what in self.refuse:
@@ -70,13 +72,14 @@ class Nvml:
 
 
 @pytest.fixture
-def looked(monkeypatch):
+def looked(monkeypatch, tmp_path):
     """What the looks of a stub give, once it was asked so many times."""
 
     def look(nvml, looks=3, visible=None):
         monkeypatch.setattr("dsbench.engines.nvml.session", lambda: contextlib.nullcontext(nvml))
-        load = UnderLoad(visible, every_s=0.001)
+        load = UnderLoad(visible, Neighbours(None, tmp_path), every_s=0.001)
         load.start()
+        load.measure()
         deadline = time.monotonic() + 10
         while nvml is not None and nvml.seen < looks and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -158,6 +161,26 @@ def test_a_boot_records_what_its_gpus_did(make_plan, fake, small, tmp_path, monk
     assert measured.values["gpus"][0]["looks"] >= 1
     assert [x.boot for x in records if isinstance(x, r.Finding) and x.code == "device-slowed"] == [plan.boots[0].number]
     assert threads() == []
+
+
+@pytest.mark.parametrize(("pids", "void"), [((os.getpid(), 1), ["foreign-process"]), ((os.getpid(),), []), ((1,), [])])
+@pytest.mark.parametrize("until", ["ready", "profile"])
+def test_another_process_beside_the_engine_makes_the_run_void(
+    make_plan, fake, small, tmp_path, monkeypatch, pids, void, until
+):
+    """From the start of the engine on: what it allocates while memory is profiled is read as the engine's."""
+    from dsbench.suite import load_suite
+
+    monkeypatch.setattr("dsbench.engines.nvml.session", lambda: contextlib.nullcontext(Nvml((1980, 0), pids=pids)))
+    suite = load_suite("kv") if until == "profile" else small
+    plan = make_plan(blocks=1, suite=suite.model_copy(update={"warmup_boots": 0}))
+    folder = store.create(plan, tmp_path)
+    execute(plan, folder, command=fake, quiet=True)
+    records = store.load_records(folder)[0]
+    found = [x for x in records if isinstance(x, r.Finding) and x.code == "device-busy"]
+    assert [x.boot for x in found] == ([boot.number for boot in plan.boots] if void else [])
+    assert all("GPU 0 was used by others while the engine ran: 1 (" in x.text for x in found)
+    assert sorted({reason.code for reason in judge(plan, records).void} & {"foreign-process"}) == void
 
 
 def test_a_slowed_gpu_is_a_note_of_the_verdict(make_plan, make_records):
