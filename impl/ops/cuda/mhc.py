@@ -51,9 +51,9 @@ def seam(
 ) -> SeamOutput:  # fmt: skip
     """As `impl.ops.mhc.seam`; `residual_out` may be `residual` and `input_out` may be `y` at any number of tokens.
 
-    tuning: `splits` of the columns for few tokens, and `tiles` of 16 that a block goes through; `groups` of 16
-    multiprocessors that make streams for many, while the others finish rows, and `early` (1: fn is read while the
-    counts are cleared; 2: while the kernel in front still ends, which must not write it).
+    tuning: `splits` of the columns for few tokens, and `tiles` of 16 that a block goes through; or for many `groups` of
+    16 multiprocessors that make streams while the others finish rows (0: up to 7, as fit), and `early` (1: fn is read
+    while the counts are cleared; 2: while the kernel in front still ends, which must not write it).
     """
     new = torch.empty_like(residual) if residual_out is None else residual_out
     layer_input = torch.empty_like(y) if input_out is None else input_out
@@ -118,7 +118,7 @@ def _launch(
     elif mode == HEAD:
         name, cut = "mhc_heads", dict(CLUSTERS)
     else:
-        name, cut = "mhc_many", {"groups": 7, "early": 0}
+        name, cut = "mhc_many", {"groups": 0, "early": 0}
     unknown = sorted(set(tuning) - set(cut))
     if unknown:
         raise ValueError(f"unknown tuning {unknown[0]}={tuning[unknown[0]]}: known are {', '.join(cut)}")

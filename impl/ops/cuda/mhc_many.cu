@@ -255,7 +255,8 @@ static cudaError_t launch(const Args& a, int groups, int early, float* sums, cud
         if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
         if (error != cudaSuccess) return error;
     }
-    const int tiles = (a.tokens + TILE - 1) / TILE;
+    const int tiles = (a.tokens + TILE - 1) / TILE, most = processors / SLICES - 1;
+    if (groups == 0) groups = most < 1 ? 1 : most < 7 ? most : 7;
     if (groups * SLICES > processors) return cudaErrorInvalidConfiguration;
     int* finished = (int*)(sums + (size_t)a.tokens * SLICES * SUMS);
     cudaLaunchAttribute attribute;
@@ -287,11 +288,11 @@ static cudaError_t launch(const Args& a, int groups, int early, float* sums, cud
 }
 
 // groups: blocks of a slice, which go through the tiles side by side; 16 times as many multiprocessors are the first
-// kernel's. early: the first kernel begins with fn while the counts are being cleared (1), or while the kernel in front
+// kernel's. 0: up to 7, as many as leave 16 for the second. early: the first kernel begins with fn while the counts are being cleared (1), or while the kernel in front
 // ends (2: fn must not be written by anything that has not ended).
 // sums: fp32 [tokens, 16, 32], and behind them an int a tile of 16 tokens. Returns a cudaError_t; -1 for what was not compiled.
 extern "C" int mhc_many_launch(int mode, int groups, int early, const Args* a, float* sums, void* stream) {
-    if (groups < 1 || early < 0 || early > 2) return -1;
+    if (groups < 0 || early < 0 || early > 2) return -1;
     if (mode == SEAM) return launch<Sliced<SEAM>>(*a, groups, early, sums, (cudaStream_t)stream);
     if (mode == PRE) return launch<Sliced<PRE>>(*a, groups, early, sums, (cudaStream_t)stream);
     return -1;

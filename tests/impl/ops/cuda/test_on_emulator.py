@@ -235,7 +235,14 @@ def test_tiles_of_a_block_leave_the_bits_alone(emulated, op, tiles):
         assert all(torch.equal(x, y) for x, y in zip(alone, placed, strict=True))
 
 
-@pytest.mark.parametrize("tuning", [{"groups": 0}, {"groups": 1, "early": 3}, {"groups": 1, "early": -1}])
+def test_untuned_as_many_groups_as_fit_are_taken(emulated):
+    """An H20 has 78 multiprocessors: seven groups of 16 do not fit."""
+    a = acts(16 * 4 + 1)
+    untuned, one = kernels.seam(*four(a), WEIGHTS["weights"]), kernels.seam(*four(a), WEIGHTS["weights"], groups=1)
+    assert all(torch.equal(x, y) for x, y in zip(untuned, one, strict=True))
+
+
+@pytest.mark.parametrize("tuning", [{"groups": -1}, {"groups": 1, "early": 3}, {"groups": 1, "early": -1}])
 def test_another_cut_of_the_tiles_is_named(emulated, tuning):
     with pytest.raises(RuntimeError, match=r"mhc_many\.cu: no kernel of groups"):
         kernels.seam(*four(acts(1)), WEIGHTS["weights"], **tuning)
