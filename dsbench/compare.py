@@ -67,10 +67,11 @@ def compare(
 
 
 def _undecided(row: Verdict) -> Verdict:
-    """A row from one boot an arm: a loss stands, and so does a drift control that moved; nothing good is granted."""
-    if row.role != "drift control" and row.word in ("improved", "equivalent"):
-        return row.model_copy(update={"word": "inconclusive", "notes": [*row.notes, ONE_BOOT]})
-    return row
+    """A row from one boot an arm: a loss stands and says so, a drift control's move as well; nothing good is."""
+    if row.role == "drift control" or row.word not in ("improved", "equivalent", "regressed"):
+        return row
+    word = row.word if row.word == "regressed" else "inconclusive"
+    return row.model_copy(update={"word": word, "notes": [*row.notes, ONE_BOOT]})
 
 
 # --- exact ----------------------------------------------------------------------------------------------------------

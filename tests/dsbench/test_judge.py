@@ -5,6 +5,7 @@ import re
 import pytest
 
 from dsbench.builds import parse_arm
+from dsbench.compare import ONE_BOOT
 from dsbench.judge import judge
 from dsbench.records import EXIT_CODES, BootEnded, BootStarted
 from dsbench.report.table import difference
@@ -86,7 +87,13 @@ def test_an_exact_metric_judged_as_a_sample_can_still_be_improved(verdict_of):
 def test_one_boot_an_arm_decides_nothing(verdict_of):
     primary = row(verdict_of(blocks=1), PRIMARY)
     assert primary.word == "inconclusive"
-    assert primary.notes == ["one boot an arm: nothing shows that it repeats; exact, item and draft metrics need 2"]
+    assert primary.notes == [ONE_BOOT]
+
+
+def test_a_loss_of_one_boot_an_arm_stands_and_says_that_nothing_repeats_it(verdict_of):
+    verdict = verdict_of(on(PRIMARY, CANDIDATE, lambda boot: 1_300_000), blocks=1)
+    assert (row(verdict, PRIMARY).word, verdict.exit_code) == ("regressed", 1)
+    assert ONE_BOOT in row(verdict, PRIMARY).notes
 
 
 def test_unknown_is_not_fine(verdict_of):

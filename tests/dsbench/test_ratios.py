@@ -88,11 +88,11 @@ def test_a_policys_margin_in_tokens_a_round_holds_for_every_item(make_records):
 
 @pytest.mark.parametrize(("above", "word"), [(250, "inconclusive"), (200, "inconclusive"), (150, "regressed")])
 def test_one_boot_an_arm_grants_no_draft_anything(verdict_of, above, word):
-    """Nothing shows that greedy counts repeat: a loss stands, as it does for bytes, and no gain does."""
+    """Nothing shows that greedy counts repeat: a loss stands and says so, as it does for bytes, and no gain does."""
     values = counts("accept.length", {"prose greedy": (200, 100)}, {"prose greedy": (above, 100)})
     found = row(verdict_of(values, blocks=1), "accept.length")
     assert found.word == word
-    assert any("one boot an arm" in note for note in found.notes) == (word == "inconclusive")
+    assert any("one boot an arm" in note for note in found.notes)
 
 
 def test_the_margin_of_a_length_is_relative(verdict_of):
